@@ -144,10 +144,10 @@ def measure(
         app = write(folder / "app", OURS if kind == "ours" else EMPTY)
         os.environ[POLL] = "1.0" if kind == "Flower as it comes" else local.TASK_POLL
         os.environ["PYTHONPATH"] = os.pathsep.join([str(app), *filter(None, sys.path)])
-        configs = [{"node": str(folder / f"n{i}")} for i in range(nodes)]
+        files = [str(folder / f"n{i}") for i in range(nodes)]
         ours = "empty_client:app" if kind == "ours" else None
         began, found = time.perf_counter(), {}
-        with local.start_federation(folder / "run", configs, app=ours) as running:
+        with local.start_federation(folder / "run", files, app=ours) as running:
             ready = time.perf_counter() - began
             for size in sizes:
                 out = folder / f"{size}.json"

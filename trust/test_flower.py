@@ -149,7 +149,7 @@ def test_flwr_run_of_our_own_app_stopped_and_resumed(tmp_path, record_property):
     rounds, out = 8, tmp_path / "run"
     record_property("size", "3 nodes, 1 stop")
     files = federate.deal(load_plan(None, [f"rounds.rounds={rounds}"], None), out)
-    nodes = [{"node": str(path.resolve())} for path in files]
+    nodes = [str(path.resolve()) for path in files]
     where = f"plan='{out}/plan.toml' public='{out}/public.npz' out='{out}' clients=3 "
     with local.start_federation(tmp_path / "flower", nodes) as running:
 

@@ -148,11 +148,10 @@ class TestRenewal:
         assert same == names
         assert keys == {name: (tmp_path / name).read_bytes() for name in keys}
         assert server.certificate.stat().st_mode & 0o777 == 0o600
-        certificates.renew_certificate(tmp_path, names=["other.example.org"])
         greet = TestCertificates().greet
-        assert greet(server, trust=server.authority, name="other.example.org") == b"well"
+        assert greet(server, trust=server.authority, name="link.example.org") == b"well"
         with pytest.raises(ssl.SSLCertVerificationError):
-            greet(server, trust=server.authority, name="link.example.org")
+            greet(server, trust=server.authority, name="other.example.org")
         assert sorted(path.name for path in tmp_path.iterdir()) == [
             "ca.crt", "ca.key", "server.crt", "server.key",
         ]  # fmt: skip
@@ -392,7 +391,7 @@ class TestLocal:
         (tmp_path / "broken").chmod(0o700)
         with (
             pytest.raises(FederationError, match=r"(?s)exit code 7.*no space left"),
-            local.start_federation(tmp_path / "f", [{}]),
+            local.start_federation(tmp_path / "f", ["a.toml"]),
         ):
             raise AssertionError("it never starts")
 
@@ -403,7 +402,7 @@ class TestLocal:
         running = local.LocalFederation(
             tmp_path, SimpleNamespace(all={}), local.Link("127.0.0.1:1", None), app="a:b"
         )
-        running.nodes.append(local.SuperNodeProcess("node0", {}, None, None, 1, worker=worker))
+        running.nodes.append(local.SuperNodeProcess("node0", "", None, None, 1, worker=worker))
         return running
 
     def test_a_worker_that_cannot_start_is_named_with_its_last_words(self, tmp_path, monkeypatch):
@@ -458,7 +457,7 @@ class TestLocal:
             local.RunState("finished", "completed", ""),
         )
         self.answers(monkeypatch, goes, late, late, goes, late, ends)
-        assert running.wait(7, every=0.01).completed
+        assert running.wait(7, every=0.01).outcome == "completed"
         monkeypatch.setattr(local, "SLOW", 0.1)
         self.answers(monkeypatch, goes, late)
         with pytest.raises(FederationError, match="does not answer"):
@@ -498,6 +497,9 @@ class TestLocal:
 
     def test_no_nodes_no_federation(self, tmp_path):
         with pytest.raises(InputError, match="at least one"), local.start_federation(tmp_path, []):
+            raise AssertionError("it never starts")
+        bad = pytest.raises(InputError, match="without '")
+        with bad, local.start_federation(tmp_path, ["o'neill.toml"]):
             raise AssertionError("it never starts")
 
 

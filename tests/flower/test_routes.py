@@ -16,7 +16,7 @@ from sottovoce.client import device as sottovoce_device
 from sottovoce.client.vault import Vault
 from sottovoce.flower import certificates, client_app, transport
 from sottovoce.flower.server_app import Routes
-from sottovoce.flower.transport import Failure, NodeDirectory, ask_nodes
+from sottovoce.flower.transport import NodeDirectory, ask_nodes
 from support.devices import ask as asked
 from support.devices import make_node
 from support.grids import FakeGrid, identity, said  # noqa: F401 - for every test of a grid
@@ -58,24 +58,24 @@ def error(code):
 
 
 HOSTILE = {
-    "another key": (lambda m: said(m, b"x", key="request"), "malformed"),
-    "another record": (lambda m: said(m, b"x", name="other"), "malformed"),
-    "text": (lambda m: said(m, "x"), "malformed"),
-    "a list": (lambda m: said(m, [b"x"]), "malformed"),
-    "arrays": (lambda m: said(m, record=ArrayRecord()), "malformed"),
-    "metrics": (lambda m: said(m, record=MetricRecord({"answer": 1.0})), "malformed"),
-    "too long": (lambda m: said(m, b"x" * 101), "malformed"),
-    "nothing in it": (lambda m: Message(RecordDict(), reply_to=m), "malformed"),
-    "another sender": (elsewhere, "malformed"),
+    "another key": (lambda m: said(m, b"x", key="request"), "at once"),
+    "another record": (lambda m: said(m, b"x", name="other"), "at once"),
+    "text": (lambda m: said(m, "x"), "at once"),
+    "a list": (lambda m: said(m, [b"x"]), "at once"),
+    "arrays": (lambda m: said(m, record=ArrayRecord()), "at once"),
+    "metrics": (lambda m: said(m, record=MetricRecord({"answer": 1.0})), "at once"),
+    "too long": (lambda m: said(m, b"x" * 101), "at once"),
+    "nothing in it": (lambda m: Message(RecordDict(), reply_to=m), "at once"),
+    "another sender": (elsewhere, "at once"),
     "for another message": (foreign, "late"),
     "not decodable": (fails, "late"),
     "announced, never sent": (Hanging(), "late"),
     "silence": (lambda m: None, "late"),
-    "offline": (error(5), "offline"),
+    "offline": (error(5), "at once"),
     "expired": (error(3), "late"),
-    "killed": (error(8), "crashed"),
-    "failed": (error(2), "failed"),
-    "a code of the future": (error(77), "failed"),
+    "killed": (error(8), "at once"),
+    "failed": (error(2), "at once"),
+    "a code of the future": (error(77), "at once"),
 }
 
 
@@ -88,20 +88,19 @@ class TestAsk:
 
     @pytest.mark.parametrize("kind", HOSTILE)
     def test_a_hostile_node_costs_its_own_answer_alone(self, kind):
-        node, reason = HOSTILE[kind]
+        node, when = HOSTILE[kind]
         grid = FakeGrid({1: echo, 2: node, 3: echo})
         # The deadline is waited for only where nothing comes; the honest ones need far less.
-        seconds = 3 if reason == "late" else 900
+        seconds = 3 if when == "late" else 900
         answers = ask_nodes(grid, {1: b"a", 2: b"b", 3: b"c"}, seconds=seconds, limit=100)
-        assert answers == {1: b"a", 2: Failure(reason), 3: b"c"}
-        assert "secret" not in str(answers[2])
+        assert answers == {1: b"a", 2: None, 3: b"c"}
         if isinstance(node, Hanging):  # the others' answers were there while it still hung
             assert not node.gave_up
             node.release.set()
 
     def test_an_unknown_node_is_offline(self):
         answers = ask_nodes(FakeGrid({1: echo}), {1: b"a", 2: b"b"}, seconds=5, limit=100)
-        assert answers == {1: b"a", 2: Failure("offline")}
+        assert answers == {1: b"a", 2: None}
 
     def test_work_expires_with_the_deadline(self):
         grid = FakeGrid({1: echo})
@@ -151,7 +150,7 @@ class TestRoll:
             "bob": 12,
         }
         answers = roll.ask({"ann": b"a", "bob": b"b", "cid": b"c"}, group="0", seconds=5)
-        assert answers == {"ann": b"a", "bob": b"b", "cid": Failure("offline")}
+        assert answers == {"ann": b"a", "bob": b"b", "cid": None}
 
     def test_a_client_that_comes_back_under_another_node_id_keeps_its_name(self):
         roll = self.roll({11: "ann", 12: "bob"})
@@ -166,7 +165,6 @@ class TestRoll:
         roll.grid.nodes[12] = roll.grid.nodes[11]
         roll.grid.nodes[13] = lambda m: said(m, b"junk")
         assert {seat.node for seat in roll.call(wanted=2, seconds=0.5).values()} == {11}
-        assert roll.doubles == {12}
 
     def test_a_key_that_greets_as_another_client_is_another_client(self, tmp_path):
         """Before the right one, beside it and after it: nobody is evicted, all are told apart."""
@@ -191,7 +189,6 @@ class TestRoll:
         assert routes.ask({f"ann {mine}": b"a"}, 5) == {f"ann {mine}": b"a"}
         roll.grid.nodes.pop(12)  # gone, and back: it is still the other one
         assert set(roll.call(wanted=1, seconds=5)) == {f"ann {mine}"}
-        assert roll.doubles == set()
 
     def test_one_that_came_back_under_another_id_gets_its_seat_when_the_old_one_is_gone(
         self, monkeypatch
@@ -204,7 +201,6 @@ class TestRoll:
         roll.call(wanted=0, seconds=5)
         del roll.grid.nodes[11]
         assert {s.node for s in roll.call(wanted=1, seconds=5).values()} == {12}
-        assert roll.doubles == set()
 
     @pytest.mark.slow
     def test_a_node_that_hangs_at_the_greeting_is_asked_less_and_less(self, monkeypatch):
@@ -270,7 +266,6 @@ class TestRoll:
         assert routes.ask({"ann": b"a", "bob": b"b"}, 0.5) == {"ann": b"a"}
         roll.grid.nodes[12] = honest
         assert routes.greet(5) == {"bob": b"bob"}  # so that its silence can be forgiven
-        assert roll.doubles == set()
         assert routes.ask({"ann": b"a", "bob": b"b"}, 5) == {"ann": b"a", "bob": b"b"}
         assert routes.greet(5) == {}
 

@@ -27,7 +27,7 @@ def files_of_nodes(folder):
     folder.mkdir()
     for name in NAMES:
         (folder / name).write_text(name)
-    return [{"node": str(folder / name)} for name in NAMES]
+    return [str(folder / name) for name in NAMES]
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +92,7 @@ def test_flwr_run_works_as_flower_users_expect(first_run):
 
 def test_a_device_that_fails_tells_the_server_nothing(running, first_run):
     said, out, _ = first_run
-    sorry = "could not answer; its own log says why"
-    assert told(out)["rounds"][2]["failed"] == dict.fromkeys(NAMES, sorry)
+    assert told(out)["rounds"][2]["failed"] == NAMES
     written = everything_written(running)
     assert "no answer: RuntimeError" in written  # the kind of error, on the node
     assert "secret" not in said + out.read_text() + written
@@ -155,7 +154,7 @@ def test_a_killed_node_costs_its_answer_and_comes_back(running, tmp_path, monkey
     assert all({"ann", "cid"} <= set(r["right"]) for r in rounds)
     without = [r for r in rounds if r["right"] == ["ann", "cid"]]
     assert without
-    assert all(r["failed"] in ({}, {"bob": "went offline"}) for r in without)
+    assert all(r["failed"] in ([], ["bob"]) for r in without)
     assert released == [True]  # we ended its session; Flower waits for 45 to 60 s
     assert rounds[-1]["right"] == NAMES
     assert bob.starts == starts + 1
@@ -208,7 +207,7 @@ def test_no_process_is_left_when_parent_and_keeper_are_killed(tmp_path):
         echo, folder = Path(sys.argv[1]), Path(sys.argv[2])
         (folder / "ann").write_text("ann")
         (folder / "ann.hold").touch()
-        nodes, out = [{"node": str(folder / "ann")}], folder / "out.json"
+        nodes, out = [str(folder / "ann")], folder / "out.json"
         app = "echo_client:app"
         with local.start_federation(folder / "f", nodes, app=app, insecure=True) as running:
             running.run(echo, {"out": str(out), "clients": 1})

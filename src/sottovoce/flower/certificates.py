@@ -76,7 +76,7 @@ def make_authority(
     key = ec.generate_private_key(ec.SECP384R1())
     name = _make_name("sottovoce federation authority")
     certificate = (
-        _start_certificate(name, name, key.public_key(), _compute_end(days))
+        _start_certificate(name, name, key.public_key(), datetime.now(UTC) + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_make_key_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -94,12 +94,11 @@ def make_server_keys(
     signed_by: Authority,
     *,
     names: Sequence[str] = (),
-    days: int = YEAR,
     stem: str = "server",
 ) -> ServerKeys:
     """Make `server.crt` and `server.key` for localhost, 127.0.0.1 and the `names` given."""
     key = ec.generate_private_key(ec.SECP384R1())
-    certificate = _sign(signed_by, key.public_key(), names, days)
+    certificate = _sign(signed_by, key.public_key(), names)
     return ServerKeys(
         authority=signed_by.certificate,
         certificate=_write_new(folder / f"{stem}.crt", certificate),
@@ -108,23 +107,14 @@ def make_server_keys(
 
 
 def renew_certificate(
-    folder: Path,
-    *,
-    names: Sequence[str] = (),
-    days: int = YEAR,
-    stem: str = "server",
-    signed_by: Authority | None = None,
+    folder: Path, *, stem: str = "server", signed_by: Authority | None = None
 ) -> ServerKeys:
-    """Replace `server.crt` by one for another year: the same authority, the same `server.key`.
-
-    It is for the `names` given, else for those of the old one.
-    """
+    """Replace `server.crt` by one for another year: same authority, `server.key` and names."""
     made = ServerKeys(folder / "ca.crt", folder / f"{stem}.crt", folder / f"{stem}.key")
     old, key = _read_certificate(made.certificate), _read_key(made.key)
-    if not names:
-        known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        names = [str(name.value) for name in known]
-    signed = _sign(signed_by or find_authority(folder), key.public_key(), names, days)
+    known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = [str(name.value) for name in known]
+    signed = _sign(signed_by or find_authority(folder), key.public_key(), names)
     draft = folder / f"{stem}.crt.part"
     draft.unlink(missing_ok=True)
     _write_new(draft, signed)
@@ -147,14 +137,14 @@ def find_authority(folder: Path, passphrase: bytes | None = None) -> Authority:
 
 
 def _sign(
-    signed_by: Authority, public_key: ec.EllipticCurvePublicKey, names: Sequence[str], days: int
+    signed_by: Authority, public_key: ec.EllipticCurvePublicKey, names: Sequence[str]
 ) -> bytes:
     issuer = _read_certificate(signed_by.certificate)
     issuer_key = _read_key(signed_by.key, signed_by.passphrase)
     public = issuer_key.public_key()
     if issuer.public_key() != public:
         raise InputError(f"{signed_by.key} is another key than that of {signed_by.certificate}")
-    ends = min(_compute_end(days), issuer.not_valid_after_utc)
+    ends = min(datetime.now(UTC) + timedelta(days=YEAR), issuer.not_valid_after_utc)
     if ends <= datetime.now(UTC):
         raise InputError(
             f"{signed_by.certificate} has expired; make a new authority in another folder and "
@@ -265,12 +255,6 @@ def _parse_name(name: str) -> x509.GeneralName:
 
 def _make_name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-
-
-def _compute_end(days: int) -> datetime:
-    if days < 1:
-        raise InputError.of("days", days, "at least 1", "say how long the certificate is valid")
-    return datetime.now(UTC) + timedelta(days=days)
 
 
 def _encode_key(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:

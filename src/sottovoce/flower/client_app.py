@@ -14,9 +14,8 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -36,49 +35,34 @@ LIMIT = 2**31 - 2**20
 log = logging.getLogger("sottovoce")
 
 
-class Answerer(Protocol):
-    """What answers on a node; `node` is the path of the node file."""
-
-    def hello(self, node: Path) -> bytes:
-        """Return who this is and what it discloses."""
-
-    def answer(self, request: bytes, node: Path) -> bytes:
-        """Answer one request."""
-
-
 class Installed:
-    """The device of the sottovoce that is installed on the node, whatever the server ships."""
+    """The device of the sottovoce that is installed on the node, whatever the server ships.
+
+    `node` is the path of the node file; where the file is wrong, the log says why in words. They
+    are about the file alone: no rows have been read.
+    """
 
     def hello(self, node: Path) -> bytes:
         """Return who this is and what it discloses."""
-        from sottovoce.client import device
-
-        return _with_node(node, device.make_greeting)
+        return self._reply_with(node, lambda device, read: device.make_greeting(read))
 
     def answer(self, request: bytes, node: Path) -> bytes:
         """Answer one request."""
+        return self._reply_with(node, lambda device, read: device.answer_request(request, read))
+
+    def _reply_with(self, path: Path, work: Callable[[Any, Node], bytes]) -> bytes:
         from sottovoce.client import device
+        from sottovoce.client.node import Node
 
-        return _with_node(node, partial(device.answer_request, request))
-
-
-def _with_node(path: Path, work: Callable[[Node], bytes]) -> bytes:
-    """Read the node file and answer with it; where it is wrong, log why in words and refuse.
-
-    The words are about the file alone: no rows have been read.
-    """
-    from sottovoce.client import device
-    from sottovoce.client.node import Node
-
-    try:
-        node = Node.load(path)
-    except InputError as error:
-        log.error("the node file cannot be used: %s", str(error))
-        return device.refuse_unavailable()
-    return work(node)
+        try:
+            node = Node.load(path)
+        except InputError as error:
+            log.error("the node file cannot be used: %s", str(error))
+            return device.refuse_unavailable()
+        return work(device, node)
 
 
-def build_app(device: Answerer) -> ClientApp:
+def build_app(device: Installed) -> ClientApp:
     """Build a ClientApp that lets `device` answer `train` and `query` messages."""
     app = ClientApp()
 

@@ -18,7 +18,6 @@ command makes all of them. The run folder is that of `train`, and more:
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -49,7 +48,7 @@ from sottovoce.plan.base import write_toml
 from sottovoce.privacy import seeds
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
-from sottovoce.runs.integrations import Tracker
+from sottovoce.runs.integrations import Tracker, require_package
 from sottovoce.server.federation import add_client_count
 from sottovoce.server.members import MOST_SECONDS
 
@@ -74,23 +73,16 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
         return _deal_to_nodes(plan, out, "", [])
     whole = fingerprint_file(path)[0]
     with witness.hold_ledgers(whole):  # or two runs that start together see no vaults
-        earlier = _require_first(whole, Path(path).name, second_ledger)
-        return _deal_to_nodes(plan, out, whole, earlier)
-
-
-def _require_first(whole: str, name: str, second_ledger: bool) -> list[str]:
-    """Return the vaults that rows have already; refuse them unless another promise is wanted."""
-    earlier = witness.find_ledgers(whole)  # `ledger create` notes them, too
-    if earlier and not second_ledger:
-        raise VaultRefusal(
-            f"the rows of {name} have {len(earlier)} vaults already "
-            f"({', '.join(sorted({v or k for k, v in earlier.items()}))}), "
-            "and a new run makes new ones: what is "
-            "promised to a record then adds up over all of them; go on with a stopped run by "
-            "--resume, try settings with `sottovoce train`, which spends nothing, or add "
-            "--second-ledger, your recorded word that you want another promise"
-        )
-    return list(earlier)
+        earlier = witness.find_ledgers(whole)  # `ledger create` notes them, too
+        if earlier and not second_ledger:
+            raise VaultRefusal(
+                f"the rows of {Path(path).name} have {len(earlier)} vaults already "
+                f"({', '.join(sorted({v or k for k, v in earlier.items()}))}), and a new run makes "
+                "new ones: what is promised to a record then adds up over all of them; go on with "
+                "a stopped run by --resume, try settings with `sottovoce train`, which spends "
+                "nothing, or add --second-ledger, your recorded word that you want another promise"
+            )
+        return _deal_to_nodes(plan, out, whole, list(earlier))
 
 
 def _deal_to_nodes(plan: Plan, out: Path, whole: str, earlier: Sequence[str]) -> list[Path]:
@@ -103,15 +95,11 @@ def _deal_to_nodes(plan: Plan, out: Path, whole: str, earlier: Sequence[str]) ->
     public = replace(held, fresh_vaults=True, names=tuple(names))  # the record says that it is so
     federated.save_public(out / PUBLIC, public)
     keys = [Ed25519PrivateKey.generate() for _ in names]  # used where the server learns only sums
-    files, vaults = [], []
-    for i, name in enumerate(names):
-        file = _make_node(plan, held, i, out / NODES / name, keys)
-        # Made for this run; the record says so.
-        stated = ledger.create_from_node(file, second_ledger=True, others=earlier)
-        files.append(file)
-        vaults.append(stated.vault)
-    for vault in vaults if whole else ():
-        witness.note_ledger(whole, vault, str(out.resolve()))
+    files = [_make_node(plan, held, i, out / NODES / name, keys) for i, name in enumerate(names)]
+    # Made for this run; the record says so.
+    made = [ledger.create_from_node(file, second_ledger=True, others=earlier) for file in files]
+    for stated in made if whole else ():
+        witness.note_ledger(whole, stated.vault, str(out.resolve()))
     lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]
     write_file(out / ADMITTED, "".join(["client,samples\n", *lines]).encode())
     write_file(out / PLAN, plan.to_toml().encode())
@@ -167,12 +155,11 @@ def format_node_file(
         values["policy"]["sum"] = {"roster": ROSTER, "key": KEY, **counted}
     if plan.rows_per_person:
         values["data"] |= {"person": "person", "rows_per_person": plan.rows_per_person}
-    model = {"own": plan.model.own, "features": plan.model.features}
-    if plan.model.features is None or not is_network(plan.model.features):
-        del model["features"]
-    if any(model.values()):
-        values["model"] = {key: value for key, value in model.items() if value is not None}
-    return write_toml(values)
+    own, features = plan.model.own, plan.model.features
+    model = {} if own is None else {"own": own}
+    if features is not None and is_network(features):
+        model["features"] = features
+    return write_toml(values | ({"model": model} if model else {}))
 
 
 def _name_clients(held: Holdings) -> list[str]:
@@ -394,11 +381,7 @@ def _check_plan(plan: Plan, options: Options, folder: Path) -> str | None:
     if "'" in str(folder.resolve()):
         raise InputError.of("out", str(folder), "a path without '", "Flower cannot read it")
     for package in ("flwr", "cryptography"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(
-                f"federate needs {package}, which is not installed; "
-                "install sottovoce with its extra: pip install '.[flower]'"
-            )
+        require_package(package, "federate", "flower")
     if plan.model.own is not None:
         return custom.load_own_model(plan.model.own).warm_up
     return None
@@ -416,10 +399,10 @@ def _lead_run(
     from sottovoce.flower import local
 
     session = _make_session_folder(folder)
-    configs = [{"node": str(node.resolve())} for node in nodes]
+    files = [str(node.resolve()) for node in nodes]
     began = time.monotonic()
     with local.start_federation(
-        session, configs, warm=warm, pinned=True, insecure=options.insecure
+        session, files, warm=warm, pinned=True, insecure=options.insecure
     ) as running:
         server = _Server(folder, running)
         follow = _Follower(session / PROGRESS, show, server, trackers)
@@ -427,8 +410,8 @@ def _lead_run(
         run = running.run(
             local.APP,
             {
-                "plan": str(folder / "plan.toml"),
-                "public": str(folder / "public.npz"),
+                "plan": str(folder / PLAN),
+                "public": str(folder / PUBLIC),
                 "out": str(folder),
                 "clients": len(nodes),
                 "gathering": GATHERING,
@@ -439,7 +422,7 @@ def _lead_run(
                 "insecure": options.insecure,
                 "name": "sottovoce federate",
                 "progress": str(follow.path),
-                "admitted": str(admitted) if (admitted := folder / "admitted.csv").exists() else "",
+                "admitted": str(admitted) if (admitted := folder / ADMITTED).exists() else "",
             },
         )
         try:
@@ -456,35 +439,28 @@ class _Finished(Exception):
     """The server has written the record of a finished run, whatever Flower says of it."""
 
 
+@dataclass(eq=False)
 class _Follower:
     """Shows the rounds that the server reports, and notices when the server was killed.
 
     Flower would notice that, too, a minute later.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        show: progress.SilentDisplay,
-        server: _Server,
-        trackers: Sequence[Tracker] = (),
-    ) -> None:
-        self.path, self.trackers = path, trackers
-        self.show = show
-        self.server = server
-        self.read = 0
-        self.lost: float | None = None  # since when the server is gone
-        self.seen = False
+    path: Path
+    show: progress.SilentDisplay
+    server: _Server
+    trackers: Sequence[Tracker] = ()
+    read: int = 0  # bytes of the file at `path`
+    lost: float | None = None  # since when the server is gone
+    seen: bool = False
 
     def __call__(self) -> None:
-        from sottovoce.runs.checkpoint import RoundDone
-
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
             file.seek(self.read)
             whole, newline, _ = file.read().rpartition(b"\n")
             self.read += len(whole) + len(newline)
             for line in whole.splitlines():
-                done = RoundDone(**json.loads(line))
+                done = checkpoint.RoundDone(**json.loads(line))
                 self.show.round(done)
                 for tracker in self.trackers:
                     tracker.on_round(done)
@@ -546,16 +522,15 @@ def _make_session_folder(folder: Path) -> Path:
 
 
 def _load_stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
-
     plan, _ = load_dealt(folder)
     if (folder / "record.json").exists():
         checkpoint.require_stopped(folder)
     try:
         kept = json.loads((folder / OPTIONS).read_text("utf-8"))
         return plan, Options(**(kept | given))
-    except (OSError, ValueError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except (OSError, ValueError, TypeError):
         raise RunError(
             f"{folder / OPTIONS} is missing or damaged; start the run anew in another folder"
         ) from None

@@ -44,8 +44,7 @@ PR_SET_CHILD_SUBREAPER = 36
 class Keeper:
     """The processes of one parent, from their start to their end."""
 
-    def __init__(self, parent: int) -> None:
-        self.parent = parent
+    def __init__(self) -> None:
         self.pids: dict[int, str] = {}
         self.first: dict[int, float] = {}  # told to end before the others, and how long they have
         self.prctl = find_prctl()
@@ -125,14 +124,10 @@ class Keeper:
                 return
             time.sleep(0.02)
 
-    def is_orphaned(self) -> bool:
-        """Return whether the parent is gone."""
-        return os.getppid() != self.parent
-
 
 def serve(parent: int, grace: float) -> None:
     """Follow orders until the parent says stop, closes the pipe, or dies."""
-    keeper = Keeper(parent)
+    keeper = Keeper()
     wake, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -145,7 +140,7 @@ def serve(parent: int, grace: float) -> None:
     watch.register(0, selectors.EVENT_READ)
     watch.register(wake, selectors.EVENT_READ)
     rest = b""
-    while not ended and not keeper.is_orphaned():
+    while not ended and os.getppid() == parent:
         ready = {key.fd for key, _ in watch.select(timeout=BEAT)}
         if wake in ready:
             os.read(wake, 4096)
@@ -185,7 +180,7 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 

@@ -1,6 +1,6 @@
 """A federation on this machine: one SuperLink and N SuperNodes on loopback, nothing left behind.
 
-    with local.start_federation(folder, [{"node": "a.toml"}, {"node": "b.toml"}]) as running:
+    with local.start_federation(folder, ["a.toml", "b.toml"]) as running:
         run = running.run(local.APP, {"plan": "plan.toml"})
         running.wait(run, seconds=600)
 
@@ -84,55 +84,23 @@ class RunState:
     outcome: str
     details: str
 
-    @property
-    def finished(self) -> bool:
-        """Whether it ended, well or not."""
-        return self.status == "finished"
-
-    @property
-    def completed(self) -> bool:
-        """Whether it ended well."""
-        return self.finished and self.outcome == "completed"
-
 
 def make_environment(home: Path) -> dict[str, str]:
     """Return the environment of Flower's processes on this machine."""
-    bin_folder = str(Path(sys.executable).parent)
-    inherited = dict(os.environ)
-    no_proxy = ",".join(filter(None, [inherited.get("NO_PROXY"), HOST, "localhost"]))
+    bin_folder, no_proxy = str(Path(sys.executable).parent), f"{HOST},localhost"
+    if os.environ.get("NO_PROXY"):
+        no_proxy = f"{os.environ['NO_PROXY']},{no_proxy}"
     return {
-        **inherited,
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": TASK_POLL,
+        **os.environ,
         # Flower starts its own commands by name.
-        "PATH": os.pathsep.join([bin_folder, inherited.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)]),
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": inherited.get(
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", TASK_POLL
-        ),
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
     }
-
-
-def format_config(config: Mapping[str, str | int | float | bool]) -> str:
-    """Return a node's configuration as `flower-supernode --node-config` reads it.
-
-    >>> print(format_config({"node": "/srv/my node.toml", "slots": 2, "fast": True}))
-    node='/srv/my node.toml' slots=2 fast=true
-    """
-    words = []
-    for key, value in config.items():
-        if isinstance(value, bool):
-            text = str(value).lower()
-        elif isinstance(value, str):
-            if "'" in value or "\n" in value:
-                raise InputError.of(key, value, "a text without ' and line breaks", "rename it")
-            text = f"'{value}'"
-        else:
-            text = repr(value)
-        words.append(f"{key}={text}")
-    return " ".join(words)
 
 
 def find_free_ports(count: int) -> list[int]:
@@ -171,7 +139,7 @@ class SuperNodeProcess:
     """One SuperNode, with what it needs to be started again."""
 
     name: str
-    config: Mapping[str, Scalar]
+    file: str  # its node file
     key: certificates.NodeKey | None
     id: int | None
     port: int
@@ -198,8 +166,21 @@ class LocalFederation:
     _supervisor: threading.Thread | None = None
 
     def run(self, app: Path, config: Mapping[str, Scalar]) -> int:
-        """Start a run of the app in this folder, as `flwr run` does."""
-        return start_run(self.link, app, config)
+        """Bundle the app in this folder and start it, as `flwr run` does; return the run's id."""
+        try:
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                content = build_fab_from_disk(app)  # a warning of Flower's own
+        except ValueError as error:
+            raise InputError(f"{app} is no Flower app: {error}") from error
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        request = StartRunRequest(
+            fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config))
+        )
+        with _open_control(self.link) as client:
+            answer = client.StartRun(request)
+        if not answer.HasField("run_id"):
+            raise FederationError("the SuperLink did not start the run; see its log")
+        return int(answer.run_id)
 
     def wait(
         self,
@@ -224,14 +205,15 @@ class LocalFederation:
                     raise
                 return False
             heard = time.monotonic()
-            return state.finished
+            return state.status == "finished"
 
         if not wait_for(is_finished, seconds, every=every, check=self.check):
-            stop_run(self.link, run)
+            with _open_control(self.link) as client:  # as `flwr stop` does
+                client.StopRun(StopRunRequest(run_id=run))
             raise FederationError(
                 f"the run was not over after {seconds:.0f} s; it is {state.status}"
             )
-        if not state.completed:
+        if state.outcome != "completed":
             why = state.details.removeprefix("ServerApp failed with exception: ")
             words = [_quote_log(n.worker, f"the worker of {n.name} fell {n.falls} times")
                      for n in self.nodes if n.falls and n.worker is not None]  # fmt: skip
@@ -294,8 +276,7 @@ class LocalFederation:
         else:
             argv += ["--root-certificates", str(self.link.authority)]
             argv += ["--auth-supernode-private-key", str(node.key.private)]
-        if node.config:
-            argv += ["--node-config", format_config(node.config)]
+        argv += ["--node-config", f"node='{node.file}'"]
         if self.app is not None:
             argv += ["--isolation", "process"]
             argv += ["--superexec-auth-secret-file", str(self._secret(node.name))]
@@ -369,17 +350,16 @@ class LocalFederation:
 @contextlib.contextmanager
 def start_federation(
     folder: Path,
-    configs: Sequence[Mapping[str, Scalar]],
+    files: Sequence[str],
     *,
     app: str | None = worker.APP,
     warm: str | None = None,
     pinned: bool = False,
     insecure: bool = False,
-    ready: float = READY,
 ) -> Iterator[LocalFederation]:
-    """Start a SuperLink and a SuperNode for each config; all are online when this enters.
+    """Start a SuperLink and a SuperNode for each node file; all are online when this enters.
 
-    `configs` become each node's `--node-config`. The folder gets keys, logs and FLWR_HOMEs, for its
+    The folder gets keys, logs and FLWR_HOMEs, for its
     owner's eyes alone. `app` is the ClientApp that the nodes run whatever the server ships (see
     `worker`); None leaves it to Flower, which runs what was shipped. `warm` names a function that
     each worker calls before it is asked anything. `pinned` does for the server what `app` does for
@@ -387,8 +367,11 @@ def start_federation(
     demonstration on loopback: no TLS, no authentication. Whatever ends the context (an error,
     Ctrl-C, kill -9) ends every process.
     """
-    if not configs:
-        raise InputError.of("configs", list(configs), "at least one node", "name a node")
+    if not files:
+        raise InputError.of("files", list(files), "at least one node file", "name a node")
+    for file in files:
+        if "'" in file or "\n" in file:
+            raise InputError.of("node", file, "a path without ' and line breaks", "rename it")
     folder = folder.resolve()
     for name in ("certificates", "keys", "home", "logs"):
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -396,27 +379,27 @@ def start_federation(
     if not insecure:
         made = certificates.make_authority(folder / "certificates")
         server = certificates.make_server_keys(folder / "certificates", made)
-    first, *ports = find_free_ports(1 + len(configs))
+    first, *ports = find_free_ports(1 + len(files))
     link = Link(f"{HOST}:{first}", None if server is None else server.authority)
     with Processes() as processes:
         running = LocalFederation(folder, processes, link, app=app, warm=warm, pinned=pinned)
         _write_connection(folder / "home" / "superlink", link)
         running.start_link(server)
         try:
-            for index, (config, port) in enumerate(zip(configs, ports, strict=True)):
+            for index, (file, port) in enumerate(zip(files, ports, strict=True)):
                 name = f"node{index}"
                 key = None if insecure else certificates.make_node_key(folder / "keys", name)
-                running.nodes.append(SuperNodeProcess(name, config, key, None, port))
+                running.nodes.append(SuperNodeProcess(name, file, key, None, port))
             running.start_server()
-            if not wait_for(lambda: is_answering(link), ready, check=running.check):
-                words = f"the SuperLink did not answer in {ready:.0f} s"
+            if not wait_for(lambda: is_answering(link), READY, check=running.check):
+                words = f"the SuperLink did not answer in {READY:.0f} s"
                 raise FederationError(_quote_log(processes.all["superlink"], words))
             for node in running.nodes:
                 if node.key is not None:
                     node.id = register_node(link, node.key.public, node.name)
                 running.start_node(node)
                 running.start_worker(node)
-            _wait_for_nodes(running, ready)
+            _wait_for_nodes(running, READY)
             running.supervise()
             yield running
         finally:
@@ -532,24 +515,6 @@ def release_session(link: Link, private: Path, node: int) -> bool:
     return True
 
 
-def start_run(link: Link, app: Path, config: Mapping[str, Scalar]) -> int:
-    """Bundle the app in this folder and start it, as `flwr run` does; return the run's id."""
-    try:
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-            content = build_fab_from_disk(app)  # a warning of Flower's own
-    except ValueError as error:
-        raise InputError(f"{app} is no Flower app: {error}") from error
-    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    request = StartRunRequest(
-        fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config))
-    )
-    with _open_control(link) as client:
-        answer = client.StartRun(request)
-    if not answer.HasField("run_id"):
-        raise FederationError("the SuperLink did not start the run; see its log")
-    return int(answer.run_id)
-
-
 def read_run_state(link: Link, run: int) -> RunState:
     """Return the state of a run, as `flwr list --run-id` does."""
     with _open_control(link) as client:
@@ -558,12 +523,6 @@ def read_run_state(link: Link, run: int) -> RunState:
         raise FederationError(f"the SuperLink knows no run {run}; it may have been restarted")
     status = runs[run].status
     return RunState(status.status, status.sub_status, status.details)
-
-
-def stop_run(link: Link, run: int) -> bool:
-    """Ask the SuperLink to stop a run, as `flwr stop` does."""
-    with _open_control(link) as client:
-        return bool(client.StopRun(StopRunRequest(run_id=run)).success)
 
 
 def wait_for(
@@ -579,10 +538,8 @@ def wait_for(
     return True
 
 
-@contextlib.contextmanager
-def _open_control(link: Link) -> Iterator[Any]:
-    with _open_client(ControlHttpClient, link, "flwr CLI") as client:
-        yield client
+def _open_control(link: Link) -> contextlib.AbstractContextManager[Any]:
+    return _open_client(ControlHttpClient, link, "flwr CLI")
 
 
 @contextlib.contextmanager

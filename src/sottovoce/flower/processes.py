@@ -79,12 +79,12 @@ class EventFormatter(logging.Formatter):
 
 def _format_event(record: logging.LogRecord) -> str:
     """Return what was logged, with the kind of every exception in place of its words."""
-    msg, args = _hide_words(record.msg), record.args
+    msg, args = str(_hide_words(record.msg)), record.args
     if not args:
-        return str(msg)
+        return msg
     if isinstance(args, Mapping):
-        return str(msg) % {key: _hide_words(value) for key, value in args.items()}
-    return str(msg) % tuple(map(_hide_words, args))
+        return msg % {key: _hide_words(value) for key, value in args.items()}
+    return msg % tuple(map(_hide_words, args))
 
 
 def _hide_words(value: object) -> object:
@@ -198,8 +198,7 @@ class Processes:
 
     def stop(self) -> None:
         """End every process and the keeper; return when none is left."""
-        running = self._keeper
-        if running is None:
+        if (running := self._keeper) is None:
             return
         for process in self.all.values():
             process.asked = True
@@ -237,7 +236,7 @@ class Processes:
     def _listen(self) -> None:
         pipe = self._require_keeper().stdout
         assert pipe is not None
-        for line in _read_lines(pipe):
+        for line in _read_lines(pipe):  # until the pipe is closed, at this end or the other
             words = json.loads(line)
             process = self.all.get(words.get("started") or words.get("ended") or "")
             if process is None:
@@ -255,12 +254,5 @@ class Processes:
 
 
 def _read_lines(pipe: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines until the other end or, from another thread, this end is closed."""
-    while True:
-        try:
-            line = pipe.readline()
-        except ValueError:  # closed here, perhaps in the middle of reading
-            return
-        if not line:
-            return
-        yield line
+    with contextlib.suppress(ValueError):  # closed by another thread, perhaps while it was read
+        yield from iter(pipe.readline, b"")

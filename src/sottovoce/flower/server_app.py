@@ -29,7 +29,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from sottovoce.errors import InputError, RunError, SottovoceError
-from sottovoce.flower.transport import Failure, NodeClient, NodeDirectory
+from sottovoce.flower.transport import NodeClient, NodeDirectory
 
 if TYPE_CHECKING:
     from sottovoce.runs.checkpoint import RoundDone
@@ -79,7 +79,7 @@ class Routes:
         """Return the answers that came in time."""
         self.rounds += 1
         said = self.roll.ask(requests, group=str(self.rounds), seconds=seconds)
-        return {route: blob for route, blob in said.items() if not isinstance(blob, Failure)}
+        return {route: blob for route, blob in said.items() if blob is not None}
 
 
 def read_client_id(hello: bytes) -> str:
@@ -227,9 +227,7 @@ Conductor = Callable[[NodeDirectory, Mapping[str, Scalar]], None]
 LIMIT = 2**31 - 2**20
 
 
-def build_app(
-    conduct: Conductor, identify: Callable[[bytes], str], *, limit: int = LIMIT
-) -> ServerApp:
+def build_app(conduct: Conductor, identify: Callable[[bytes], str]) -> ServerApp:
     """Build a ServerApp that lets `conduct` lead; `identify` reads a client's id from its hello."""
     app = ServerApp()
 
@@ -238,7 +236,7 @@ def build_app(
         if _say_in_one_sentence not in logging.getLogger("flwr").filters:
             logging.getLogger("flwr").addFilter(_say_in_one_sentence)
         with allow_interrupts():
-            conduct(NodeDirectory(grid, identify, limit=limit), dict(context.run_config))
+            conduct(NodeDirectory(grid, identify, limit=LIMIT), dict(context.run_config))
 
     return app
 

@@ -20,6 +20,7 @@ import signal
 import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from queue import Queue
 from typing import Any, cast
@@ -48,7 +49,6 @@ from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_htt
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
     ObjectPushError,
     inflate_object_from_contents,
     pull_objects,
@@ -66,7 +66,7 @@ from flwr.superlink.grid import HttpGrid
 
 from sottovoce.errors import InputError
 from sottovoce.flower import processes, server_app, worker
-from sottovoce.flower.transport import ENVELOPE, REFUSED
+from sottovoce.flower.transport import ENVELOPE
 
 # The bundle that `flwr run` ships names the settings of a run and their defaults.
 BUNDLE = Path(__file__).parent / "app"
@@ -77,8 +77,8 @@ log = logging.getLogger("sottovoce")
 
 # A reply of ours has three parts: the message, its one record, and the bytes in it.
 PARTS = 3
-# Flower's code for a reply that is not there.
-UNAVAILABLE = 4
+# Our code for a reply that is not read: it is not there, too large, or cannot be decoded.
+REFUSED = 100
 # Seconds in which a message that the SuperLink could not store is sent again.
 PATIENCE, PAUSE = 120.0, 2.0
 # How long a reply that was announced may take to arrive: this, and its size at 100 kB a second. One
@@ -156,9 +156,8 @@ class BoundedGrid(HttpGrid):
                 reply.metadata.__dict__["_message_id"] = metadata.message_id
             except httpx.HTTPError:  # of the SuperLink, not of the reply: the next poll decides
                 raise
-            except Exception as error:  # too large, or nothing that can be decoded, or not there
-                code = UNAVAILABLE if isinstance(error, ObjectPullError) else REFUSED
-                reply = _make_failure(run, metadata, code)
+            except Exception:  # too large, or nothing that can be decoded, or not there
+                reply = _make_failure(run, metadata)
             # Received or refused, the SuperLink need not keep it.
             self._runtime_client.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(
@@ -192,15 +191,13 @@ class BoundedGrid(HttpGrid):
 
 def _list_parts(tree: ObjectTree) -> list[str]:
     """Return the ids of a reply's parts; refuse a reply with more parts than an answer has."""
-    parts = []
-    for item in iterate_object_tree(tree):
-        parts.append(item.object_id)
-        if len(parts) > PARTS:
-            raise TooLargeError
+    parts = [item.object_id for item in islice(iterate_object_tree(tree), PARTS + 1)]
+    if len(parts) > PARTS:
+        raise TooLargeError
     return parts
 
 
-def _make_failure(run: int, reply: Any, code: int) -> Message:
+def _make_failure(run: int, reply: Any) -> Message:
     """Make the message that stands for a reply that is not read, from the reply's metadata."""
     metadata = Metadata(
         run_id=run,
@@ -213,7 +210,7 @@ def _make_failure(run: int, reply: Any, code: int) -> Message:
         reply_to_message_id=reply.reply_to_message_id,
         created_at=now().timestamp(),
     )
-    return make_message(metadata=metadata, error=Error(code=code, reason=""))
+    return make_message(metadata=metadata, error=Error(code=REFUSED, reason=""))
 
 
 def serve_runs(link: str, authority: bytes | None, secret: bytes, runs: Path | None) -> None:

@@ -3,7 +3,7 @@
 A request is the bytes under `request` in a message's only record, an answer the bytes under
 `answer` in its reply's. This module does not know what the bytes mean, but that a node may be
 hostile: each reply is awaited by a separate thread (Flower would wait up to two hours for a reply
-that was announced and never sent), a reply of another shape is a `Failure` of that node and of no
+that was announced and never sent), a reply of another shape is silence of that node and of no
 other, and no word that a node wrote reaches a log or a record.
 """
 
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from cryptography.hazmat.primitives import serialization
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -36,25 +36,11 @@ SHY = 5.0
 SHYEST = 600.0
 # Seconds that all wait for greetings; a later one is read when it has come.
 AT_ONCE = 5.0
-Reason = Literal["late", "offline", "crashed", "failed", "malformed"]
-
-# Flower's error codes (flwr.common.constant.ErrorCode), in our words.
-REASONS: dict[int, Reason] = {3: "late", 4: "late", 5: "offline", 8: "crashed"}
-# Ours, for a reply that was refused by its announced size before it was read.
-REFUSED = 100
-REASONS[REFUSED] = "malformed"
 # What a greeting may weigh, and what an answer may weigh beyond the request that it answers.
 GREETING = 1 << 16
 SLACK = 1 << 20
 # What Flower adds to the bytes of an answer: names, lengths and hashes.
 ENVELOPE = 4096
-WORDS: dict[Reason, str] = {
-    "late": "did not answer before the deadline",
-    "offline": "went offline",
-    "crashed": "was killed while it worked",
-    "failed": "could not answer; its own log says why",
-    "malformed": "sent something that is no answer",
-}
 
 
 class Grid(Protocol):
@@ -68,31 +54,6 @@ class Grid(Protocol):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there."""
-
-
-@runtime_checkable
-class SizedReplies(Protocol):
-    """A grid that refuses a reply by its announced size (`server_worker.BoundedGrid`)."""
-
-    def pull_within(self, message_id: str, limit: int) -> Iterable[Message]:
-        """Return the reply, if it is there; an error in its place if it is larger."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a node's answer is missing, in our words alone.
-
-    >>> str(Failure("offline"))
-    'went offline'
-    """
-
-    reason: Reason
-
-    def __str__(self) -> str:
-        return WORDS[self.reason]
-
-
-Answers = dict[str, bytes | Failure]
 
 
 class Asking:
@@ -113,7 +74,7 @@ class Asking:
         limit: int,
     ) -> None:
         self.open, self.until = set(requests), time.monotonic() + seconds
-        self._answers: dict[int, bytes | Failure] = {}
+        self._answers: dict[int, bytes | None] = {}
         self._done = threading.Condition()
         messages = [
             Message(
@@ -129,8 +90,8 @@ class Asking:
         poll = max(POLL, POLL_PER_NODE * len(requests))
 
         def wait_for(node: int, message: str | None) -> None:
-            found: bytes | Failure = Failure("offline")  # no id: the SuperLink would not take it
-            if message:
+            found = None
+            if message:  # without an id the SuperLink would not take it
                 found = _await_reply(grid, node, message, self.until, poll, limit)
             with self._done:
                 self._answers[node] = found
@@ -139,10 +100,10 @@ class Asking:
         for node, message in zip(requests, ids, strict=False):
             threading.Thread(target=wait_for, args=(node, message), daemon=True).start()
 
-    def wait(self, seconds: float) -> dict[int, bytes | Failure]:
-        """Return new answers, once all have come or `seconds` are over.
+    def wait(self, seconds: float) -> dict[int, bytes | None]:
+        """Return new answers, once all have come or `seconds` are over; None for one that failed.
 
-        At the deadline every remaining node is in the result, with its answer or its failure.
+        At the deadline every remaining node is in the result.
         """
         end = min(self.until, time.monotonic() + seconds)
         with self._done:
@@ -151,7 +112,7 @@ class Asking:
                 # which reaches the main thread only when that wakes up.
                 self._done.wait(min(left, SLICE))
             over = time.monotonic() >= self.until
-            came = {n: self._answers.pop(n, Failure("late"))
+            came = {n: self._answers.pop(n, None)
                     for n in sorted(self.open) if over or n in self._answers}  # fmt: skip
             self.open -= came.keys()
         return came
@@ -159,22 +120,19 @@ class Asking:
 
 def ask_nodes(
     grid: Grid, requests: Mapping[int, bytes], *, group: str = "", seconds: float, limit: int
-) -> dict[int, bytes | Failure]:
+) -> dict[int, bytes | None]:
     """Send each node its bytes and wait for all answers, at most `seconds`.
 
-    Every node asked is in the result, with its answer (at most `limit` bytes) or its failure.
+    Every node asked is in the result, with its answer (at most `limit` bytes) or None.
     """
     return Asking(grid, requests, group=group, seconds=seconds, limit=limit).wait(seconds)
 
 
 def read_record(message: Message, key: str, limit: int) -> bytes | None:
     """Return the bytes under `key` of a message with one record of one entry, else None."""
-    if not message.has_content():
+    if not message.has_content() or list(message.content) != [RECORD]:
         return None
-    records = message.content
-    if list(records) != [RECORD]:
-        return None
-    record = records[RECORD]
+    record = message.content[RECORD]
     if not isinstance(record, ConfigRecord) or list(record) != [key]:
         return None
     value = record[key]
@@ -183,15 +141,11 @@ def read_record(message: Message, key: str, limit: int) -> bytes | None:
 
 @dataclass(frozen=True)
 class NodeClient:
-    """A client and the Flower node it uses; `hello` is its greeting.
+    """The Flower node that a client uses; `hello` is its greeting."""
 
-    `key` is the fingerprint of the node's key, where nodes are authenticated.
-    """
-
-    client: str
     node: int
     hello: bytes
-    key: str | None = None
+    key: str | None  # the fingerprint of the node's key, where nodes are authenticated
 
 
 class NodeDirectory:
@@ -199,7 +153,7 @@ class NodeDirectory:
 
     Flower's node ids change (a node without authentication gets a new one at every start), so every
     node is asked once who it is. A client keeps its seat while its node is online; another node
-    that claims the same client meanwhile is left out and counted in `doubles`: it may be the first
+    that claims the same client meanwhile is left out: it may be the first
     one, restarted. Where nodes are authenticated, a node with another key is another client,
     whatever it claims. A node without a proper greeting (its words are in `strange`) is asked
     again, less and less often, and nobody waits for one that hangs: it must not cost a round a
@@ -211,7 +165,6 @@ class NodeDirectory:
         self.identify = identify
         self.limit = limit
         self.seats: dict[str, NodeClient] = {}
-        self.doubles: set[int] = set()
         self.strange: dict[int, bytes] = {}
         self._keys: dict[int, str] = {}
         self._owner: dict[str, str] = {}  # client → the key that first spoke for it
@@ -231,8 +184,7 @@ class NodeDirectory:
             if getattr(self.grid, "_insecure", True) is False:  # without TLS a key proves nothing
                 self._keys = {n.node_id: fingerprint(n.public_key) for n in nodes if n.public_key}
             self._leave(online)
-            now = time.monotonic()
-            left = until - now
+            left = until - (now := time.monotonic())
             later = {node for node, (due, _) in self._shy.items() if due > now}
             awaited = {node for asking in self._greetings for node in asking.open}
             new = sorted(online - self._known - later - awaited)
@@ -252,8 +204,10 @@ class NodeDirectory:
             if not new:
                 time.sleep(min(POLL, max(0.0, left)))
 
-    def ask(self, requests: Mapping[str, bytes], *, group: str, seconds: float) -> Answers:
-        """Ask clients by their own ids; a client without a seat is offline.
+    def ask(
+        self, requests: Mapping[str, bytes], *, group: str, seconds: float
+    ) -> dict[str, bytes | None]:
+        """Ask clients by their own ids; None for one that does not answer, or has no seat.
 
         A client that does not answer keeps its seat, and is greeted again: it may have been
         restarted.
@@ -266,19 +220,18 @@ class NodeDirectory:
             seconds=seconds,
             limit=min(self.limit, max(map(len, requests.values()), default=0) + SLACK),
         )
-        self._known -= {node for node, answer in said.items() if isinstance(answer, Failure)}
-        return {c: said[seated[c]] if c in seated else Failure("offline") for c in requests}
+        self._known -= {node for node, answer in said.items() if answer is None}
+        return {c: said[seated[c]] if c in seated else None for c in requests}
 
     def _leave(self, online: set[int]) -> None:
         self.seats = {c: seat for c, seat in self.seats.items() if seat.node in online}
         self._known &= online
-        self.doubles &= online
         self.strange = {node: words for node, words in self.strange.items() if node in online}
         self._shy = {node: wait for node, wait in self._shy.items() if node in online}
 
     def _take_greetings(self, seconds: float) -> None:
         """Give seats to nodes that have greeted; wait at most so long for the newest."""
-        said: dict[int, bytes | Failure] = {}
+        said: dict[int, bytes | None] = {}
         for asking in self._greetings:
             said |= asking.wait(seconds if asking is self._greetings[-1] else 0.0)
         self._greetings = [asking for asking in self._greetings if asking.open]
@@ -290,14 +243,13 @@ class NodeDirectory:
                 continue
             self._known.add(node)
             self._shy.pop(node, None)
-            self.doubles.discard(node)
             self.strange.pop(node, None)
             self.seats = {c: seat for c, seat in self.seats.items() if seat.node != node}
-            self.seats[client] = NodeClient(client, node, cast(bytes, hello), self._keys.get(node))
+            self.seats[client] = NodeClient(node, cast(bytes, hello), self._keys.get(node))
 
-    def _client(self, node: int, hello: bytes | Failure) -> str | None:
+    def _client(self, node: int, hello: bytes | None) -> str | None:
         """Return which client a node is; None if it did not say, or if that client has a seat."""
-        if isinstance(hello, Failure):
+        if hello is None:
             return None
         try:
             client = self.identify(hello)
@@ -308,10 +260,8 @@ class NodeDirectory:
         if key is not None and self._owner.setdefault(client, key) != key:
             log.warning("node %d (%s) greets as %s, as another key did before", node, key, client)
             client = f"{client} {key}"
-        if client not in self.seats or self.seats[client].node == node:
-            return client
-        self.doubles.add(node)
-        return None
+        is_free = client not in self.seats or self.seats[client].node == node
+        return client if is_free else None
 
 
 def fingerprint(public_key: bytes) -> str:
@@ -324,27 +274,18 @@ def fingerprint(public_key: bytes) -> str:
 
 def _await_reply(
     grid: Grid, node: int, message: str, until: float, poll: float, limit: int
-) -> bytes | Failure:
+) -> bytes | None:
+    # A `server_worker.BoundedGrid` refuses a reply by its announced size, before it is read.
+    pull_within = getattr(grid, "pull_within", lambda one, _limit: grid.pull_messages([one]))
     while time.monotonic() < until:
         try:
-            if isinstance(grid, SizedReplies):
-                replies = list(grid.pull_within(message, limit))
-            else:
-                replies = list(grid.pull_messages([message]))
+            replies = list(pull_within(message, limit))
         except Exception:
             # A reply that cannot be decoded, or a SuperLink that restarts: the next poll decides.
             replies = []
         for reply in replies:
             if reply.metadata.reply_to_message_id == message:
-                return _check_reply(reply, node, limit)
+                failed = reply.has_error() or reply.metadata.src_node_id != node
+                return None if failed else read_record(reply, "answer", limit)
         time.sleep(poll)
-    return Failure("late")
-
-
-def _check_reply(reply: Message, node: int, limit: int) -> bytes | Failure:
-    if reply.has_error():
-        return Failure(REASONS.get(reply.error.code, "failed"))
-    if reply.metadata.src_node_id != node:
-        return Failure("malformed")
-    answer = read_record(reply, "answer", limit)
-    return Failure("malformed") if answer is None else answer
+    return None

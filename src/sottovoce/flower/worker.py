@@ -63,14 +63,6 @@ SHORTEST_SECRET = 32
 log = logging.getLogger("sottovoce")
 
 
-def load_app(name: str) -> ClientApp:
-    """Return the ClientApp named `module:attribute`."""
-    app = _import_name("app", name, "a ClientApp", f"the default is {APP}")
-    if not isinstance(app, ClientApp):
-        raise InputError.of("app", name, "module:name of a ClientApp", f"the default is {APP}")
-    return app
-
-
 def _import_name(key: str, where: str, what: str, remedy: str) -> Any:
     """Return what `module:name` names; importing it runs code that the operator chose."""
     module, _, name = where.partition(":")
@@ -132,13 +124,11 @@ def take_tasks(
         child = 0
         try:
             token = client.AcquireTask(request).token
-        except httpx.TransportError:  # it is not up yet, or not up again
-            time.sleep(AGAIN)
-            continue
-        except httpx.HTTPStatusError as error:
-            if not error.response.is_server_error:
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            # It is not up yet, or not up again; or its database is locked.
+            if isinstance(error, httpx.HTTPStatusError) and not error.response.is_server_error:
                 raise
-            time.sleep(AGAIN)  # its database is locked
+            time.sleep(AGAIN)
             continue
         if not token:
             time.sleep(poll)
@@ -279,7 +269,11 @@ def main(words: Sequence[str] | None = None) -> None:
     importlib.import_module("sottovoce.client.device")  # once, and not in the fork of every message
     if given.warm is not None:
         _import_name("warm", given.warm, "a function", "it is called without arguments")()
-    serve_messages(given.node, load_app(given.app), secret)
+    app, remedy = given.app, f"the default is {APP}"
+    found = _import_name("app", app, "a ClientApp", remedy)
+    if not isinstance(found, ClientApp):
+        raise InputError.of("app", app, "module:name of a ClientApp", remedy)
+    serve_messages(given.node, found, secret)
 
 
 def read_secret(path: Path) -> bytes:

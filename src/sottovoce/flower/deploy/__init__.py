@@ -197,11 +197,12 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
     keys, doors = places.folder, places.folder.parent / f"{places.folder.name}-proxy"
     _make_users(places.user, proxy)
     made = _find_or_make_authority(places.authority, passphrase)
+    proxy_state = places.state.parent / f"{places.state.name}-proxy"
     for folder, owner, mode in (
         (keys, places.user, 0o750),
         (doors, proxy, 0o700),
         (places.state, places.user, 0o700),
-        (places.state.parent / f"{places.state.name}-proxy", proxy, 0o700),
+        (proxy_state, proxy, 0o700),
         (places.runs, places.user, 0o750),
     ):
         _make_folder(folder, owner, mode)
@@ -210,21 +211,15 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
     certificates.make_worker_secret(keys, "worker")
     for folder in (keys, doors):
         shutil.copyfile(made.certificate, folder / "ca.crt")
+    same = "largest state runs user port link_port link_memory server_memory"
     values = {
         **{key: str(value) for key, value in LIMITS.items()},
+        **{key: str(getattr(places, key)) for key in same.split()},
         "announced": str(ANNOUNCED),
-        "largest": str(places.largest),
         "parameters": f"{places.parameters:,}",
         "keys": str(keys),
         "proxy_keys": str(doors),
-        "state": str(places.state),
-        "proxy_state": str(places.state.parent / f"{places.state.name}-proxy"),
-        "runs": str(places.runs),
-        "user": places.user,
-        "port": str(places.port),
-        "link_port": str(places.link_port),
-        "link_memory": str(places.link_memory),
-        "server_memory": str(places.server_memory),
+        "proxy_state": str(proxy_state),
         "nginx": shutil.which("nginx") or "/usr/sbin/nginx",
     }
     (doors / "nginx.conf").write_text(_fill_template("nginx.conf", {**values, "keys": str(doors)}))
@@ -428,10 +423,8 @@ def _write_unit(folder: Path, name: str, values: dict[str, str]) -> None:
 def _fill_template(name: str, values: dict[str, str]) -> str:
     text = (HERE / name).read_text("utf-8")
     for key, value in values.items():
-        if any(c.isspace() or c in "'\"\\;{}$%" for c in value) and key not in (
-            "hardening",
-            "quiet",
-        ):
+        is_plain = not any(c.isspace() or c in "'\"\\;{}$%" for c in value)
+        if not is_plain and key not in ("hardening", "quiet"):
             raise InputError.of(key, value, "without spaces and quotes", "name it plainly")
         text = text.replace(f"{{{{{key}}}}}", value)
     assert "{{" not in text, name
