@@ -25,7 +25,7 @@ from sottovoce.privacy.calibration import LOOSEST, capacity
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.pricing import Terms
 from sottovoce.server import checks
-from sottovoce.server.checks import AcceptedUpload, DeclinedRequest, ExpectedUpload
+from sottovoce.server.checks import AcceptedUpload, ExpectedUpload
 from sottovoce.server.members import Member
 from support.devices import ask, make_node, opened, sealed, written
 from support.in_process import CLASSES, FEATURES, HIDDEN, SIX, draw
@@ -51,16 +51,7 @@ def request(form=MLP, **changes):
 
 
 def expected(member, asked):
-    return ExpectedUpload(
-        run=asked.run,
-        t=asked.round.t,
-        request=asked.hash(),
-        params=asked.params,
-        recipe=asked.recipe,
-        member=member,
-        ceiling=CEILING,
-        loss_bound=asked.loss_bound,
-    )
+    return ExpectedUpload(asked, asked.hash(), member, ceiling=CEILING)
 
 
 class Scene:
@@ -446,7 +437,7 @@ def test_a_claim_of_more_noise_than_the_budget_calls_for_goes_no_further(tmp_pat
     asked = request(scale=1.0, spread=spread)
     own = Scene(tmp_path, asked)
     account = own.member.account
-    known = replace(own.expected, turn=asked.round, terms=Terms(3, 3), opened=account.spent)
+    known = replace(own.expected, terms=Terms(3, 3), opened=account.spent)
     assert isinstance(checks.check_answer(own.blob, known), AcceptedUpload)
     assert isinstance(checks.check_answer(push(own, 1.0), known), AcceptedUpload)
     for by in (1.3, 2.0, 4.0, 15.0):
@@ -579,10 +570,10 @@ def test_refusals_are_read_and_their_words_are_not_kept(scene):
     for code in ("empty", "policy", "replay", "vault"):
         said = messages.pack({"schema": "sottovoce.answer/1", "kind": "refusal", "code": code,
                           "text": "\x1b[2J<script>"})  # fmt: skip
-        assert scene.read(said) == DeclinedRequest(code)
+        assert scene.read(said) == code
     for code in ("\x1b[2J", "", None, 10**400, ["empty"], {"a": 1}):
         said = messages.pack({"schema": "sottovoce.answer/1", "kind": "refusal", "code": code})
-        assert scene.read(said) == DeclinedRequest("internal")
+        assert scene.read(said) == "internal"
 
 
 HONEST = [
@@ -623,5 +614,5 @@ def test_the_norm_check_hardly_ever_refuses_an_honest_upload(d):
 def test_an_own_model_of_many_arrays_fits_into_its_limit(scene):
     """3,000 arrays with long names: naming them takes more than a head has room for."""
     many = {f"layer/{i:05d}/{'x' * 60}": np.zeros(1, np.float32) for i in range(3000)}
-    own = replace(scene.expected, params=many)
+    own = replace(scene.expected, asked=replace(scene.asked, params=many))
     assert len(messages.pack(scene.head, many)) < own.longest

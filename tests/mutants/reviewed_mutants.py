@@ -138,8 +138,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/flower/test_worker.py::test_no_cell_of_a_bad_table_is_in_a_log",
         (
             (
-                'return f"{type(error).__name__} ({file}, line {trace.tb_lineno})"',
-                'return f"{type(error).__name__} ({file}, line {trace.tb_lineno}): {error}"',
+                'return f"{type(error).__name__} ({Path(frame.f_code.co_filename).name}, line {line})"',
+                'return f"{type(error).__name__} ({Path(frame.f_code.co_filename).name}, line {line}): {error}"',
             ),
         ),
     ),
@@ -453,8 +453,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_coordinator.py::test_every_client_is_asked_with_the_newest_receipt_it_gave",
         (
             (
-                "{r: replace(request, receipt=members[i].receipt).to_blob() for i, r in reached.items()}",
-                "dict.fromkeys(reached.values(), request.to_blob())",
+                "{i: replace(request, receipt=roll.members[i].receipt).to_blob() for i in waiting}",
+                "dict.fromkeys(waiting, request.to_blob())",
             ),
         ),
     ),
@@ -737,7 +737,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_sum_federation.py::test_both_accounts_grow_with_every_sum",
         (
             (
-                "alone = count_units(masked.change, masked.noise, vault.capacity)",
+                "alone = count_units(change, masked[0], vault.capacity)",
                 "alone = sum(paid.units)",
             ),
         ),

@@ -134,7 +134,8 @@ def losses_have_their_whole_sensitivity():
         moved, told = 2 * 1.0 * clip * part / paid.sigma[0], bound * part / paid.signal_sigma
         assert np.all(moved**2 + told**2 <= paid.mu2 * (1 + 1e-9))
         member = SimpleNamespace(samples=n)
-        asked = ExpectedUpload("", 0, "", {}, Recipe(1.0, clip, unit=unit), member, 1.0, bound)
+        request = SimpleNamespace(recipe=Recipe(1.0, clip, unit=unit), loss_bound=bound)
+        asked = ExpectedUpload(request, "", member, 1.0)
         assert asked.loss_sensitivity >= bound * part
 
 

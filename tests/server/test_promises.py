@@ -380,7 +380,7 @@ def test_nodes_authenticate_themselves_and_run_what_is_installed(tmp_path, monke
     assert "--enable-supernode-auth" in lines[0]
     (tmp_path / "keys").mkdir()
     key = certificates.make_node_key(tmp_path / "keys", "node0")
-    node = local.SuperNodeProcess("node0", {"node": "file"}, key, 1, 9094)
+    node = local.SuperNodeProcess("node0", "file", key, 1, 9094)
     running.nodes.append(node)
     running.start_node(node)
     running.start_worker(node)

@@ -89,28 +89,22 @@ class Description:
 
     def summarise(self) -> tuple[list[StatisticsEntry], StatisticsEntry]:
         """Return what was released about each column, and about the label."""
-        model, at = self.model, {"numbers": 0, "categories": 0}
-        parts = {name: self.mean[part] for name, part in model.parts.items()}
-        variances = self._variances()
+        parts = {name: self.mean[part] for name, part in self.model.parts.items()}
+        variances, i, start = self._variances(), 0, 0  # the next number, the next category
         columns: list[StatisticsEntry] = []
         for name, spec in self.layout.columns.items():
-            if is_bounds(spec):
-                i = at["numbers"]
-                bins = parts["bins"][i * self.bins : (i + 1) * self.bins]
-                missing = (
-                    float(np.clip(parts["missing"][i], 0, 1)) if len(parts["missing"]) else 0.0
-                )
-                mean = parts["numbers"][i] / max(1 - missing, self.error)
-                found = self._describe_number(name, spec, mean, variances[i])
-                found["histogram"] = _clean_shares(bins)
-                if self.layout.missing == "flag":
-                    found["missing"] = missing
-                columns.append(found)
-                at["numbers"] += 1
-            else:
-                start = at["categories"]
+            if not is_bounds(spec):
                 columns.append(self._describe_categories(name, spec, parts["categories"][start:]))
-                at["categories"] += len(spec)
+                start += len(spec)
+                continue
+            missing = float(np.clip(parts["missing"][i], 0, 1)) if len(parts["missing"]) else 0.0
+            mean = parts["numbers"][i] / max(1 - missing, self.error)
+            found = self._describe_number(name, spec, mean, variances[i])
+            found["histogram"] = _clean_shares(parts["bins"][i * self.bins : (i + 1) * self.bins])
+            if self.layout.missing == "flag":
+                found["missing"] = missing
+            columns.append(found)
+            i += 1
         label, target = self.layout.label, self.layout.target
         if target is None:
             return columns, self._describe_categories(label, self.layout.classes, parts["label"])
@@ -133,10 +127,8 @@ class Description:
         return entry
 
     def _describe_categories(self, name: str, names: Any, shares: Floats) -> StatisticsEntry:
-        return {
-            "name": name,
-            "shares": dict(zip(names, _clean_shares(shares[: len(names)]), strict=True)),
-        }
+        cleaned = _clean_shares(shares[: len(names)])
+        return {"name": name, "shares": dict(zip(names, cleaned, strict=True))}
 
     def _covariances(self) -> Floats:
         """Return the covariances of the numbers on [−1, 1], the label last if it is one."""
@@ -149,14 +141,10 @@ class Description:
         means = np.append(self.mean[model.parts["numbers"]], signed)[: model.correlated]
         return np.asarray(products - np.outer(means, means))
 
-    @property
-    def _product_error(self) -> float:
-        return self.error / self.model.weight
-
     def _variances(self) -> Floats:
         """Return the variances of the numbers; NaN where the noise hides one."""
         found = np.diag(self._covariances()).copy()
-        found[found < 4 * self._product_error] = np.nan
+        found[found < 4 * self.error / self.model.weight] = np.nan
         return found
 
     def correlate(self) -> tuple[list[str], Floats, Floats]:
@@ -170,11 +158,9 @@ class Description:
             names.append(
                 f"{self.layout.label}={self.layout.classes[1]}" if two else self.layout.label
             )
-        found, noise = self._covariances(), self.error / self.model.weight
-        variance = np.diag(found).copy()
-        variance[variance < 4 * noise] = np.nan
+        variance, noise = self._variances(), self.error / self.model.weight
         scale = np.sqrt(np.outer(variance, variance))
-        return names, np.clip(found / scale, -1, 1), noise / scale
+        return names, np.clip(self._covariances() / scale, -1, 1), noise / scale
 
     def to_json(self) -> DescriptionDocument:
         """Return the description as plain data, from which `read_description` makes it again."""
@@ -229,10 +215,8 @@ class Description:
             if abs(matrix[i, j]) > beyond * errors[i, j]
         ]
         if pairs:
-            lines += [
-                "",
-                f"correlations of {tried:,} pairs that are beyond the noise (95 % sure of all)",
-            ]
+            words = "pairs that are beyond the noise (95 % sure of all)"
+            lines += ["", f"correlations of {tried:,} {words}"]
         for _, pair, value, error in sorted(pairs, reverse=True)[:_SHOWN]:
             lines.append(f"  {pair:<40} {value:+.2f} ± {2 * error:.2f}")
         if self.layout.missing == "middle" and any(map(is_bounds, self.layout.columns.values())):

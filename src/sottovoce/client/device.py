@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import math
 import mmap
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -64,7 +65,7 @@ PATIENCE = 20.0  # seconds that an operator's command, or another worker, may ha
 class RequestDeclined(Refusal):
     """A request that the client's policy does not allow; its text may leave the client."""
 
-    def __init__(self, code: str, text: str) -> None:
+    def __init__(self, text: str, code: str = "policy") -> None:
         super().__init__(text)
         self.code = code
 
@@ -90,7 +91,7 @@ def _answer_blob(blob: bytes, node: Node) -> bytes:
 def _make_party(node: Node, vault: Vault, policy: Policy) -> Party:
     """Return this client as a party of the sum view, by its own roster and key."""
     if node.sum_files is None or policy.honest == 1:
-        raise RequestDeclined("policy", "this client releases no sums ([policy.sum])")
+        raise RequestDeclined("this client releases no sums ([policy.sum])")
     roster, key = node.sum_files
     terms = SumTerms(sum_protocol.read_roster(roster), policy.honest, policy.corrupt)
     return Party(sum_protocol.read_key(key), terms, VaultNotes(vault))
@@ -123,8 +124,7 @@ def _name_request(blob: bytes) -> str:
         request = Request.from_blob(blob)
     except Malformed:
         return f"a request of {len(blob)} bytes" if isinstance(blob, bytes) else "no bytes"
-    turn = request.round
-    server = request.server or "a server without a name"
+    turn, server = request.round, request.server or "a server without a name"
     return f"round {turn.t + 1} of {turn.horizon} of run {request.run[:8]} for {server}"
 
 
@@ -169,13 +169,11 @@ def refuse_unavailable() -> bytes:
 
 def _describe_error(error: Exception) -> str:
     """Return an error without its words: its kind, and the file and line that it came from."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if not frames:
         return type(error).__name__
-    file = Path(trace.tb_frame.f_code.co_filename).name
-    return f"{type(error).__name__} ({file}, line {trace.tb_lineno})"
+    frame, line = frames[-1]
+    return f"{type(error).__name__} ({Path(frame.f_code.co_filename).name}, line {line})"
 
 
 def _make_greeting(node: Node) -> bytes:
@@ -225,28 +223,23 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
         _require_samples(node, rows, vault)
         own_model = node.load_own_model() if request.form.name == OWN else None
         if request.form.name == OWN and own_model is None:
-            raise RequestDeclined("policy", "this client's node file names no model of its own")
+            raise RequestDeclined("this client's node file names no model of its own")
         shapes = request.form.shapes() if own_model is None else own_model.shapes()
         _require_fit(request, shapes, rows)
         _require_allowed(request, policy)
         if request.receipt is not None and not vault.contains(request.receipt):
             log.error("the server has a receipt that this vault does not know: it is an older copy")
             raise VaultRefusal("this client's ledger does not contain the receipt it gave")
-        asked, asks_key = (
-            request.hash(),
-            request.sum is not None and request.sum.get("step") == "keys",
-        )
+        asked, asks_key = request.hash(), (request.sum or {}).get("step") == "keys"
         if (before := vault.find(request.run, request.round.t)) is not None:
             if before.request_hash != asked:
-                raise RequestDeclined(
-                    "replay", "this round was asked with another model or other terms"
-                )
+                words = "this round was asked with another model or other terms"
+                raise RequestDeclined(words, "replay")
             if before.upload is not None and not asks_key:
                 return before.upload
             if before.dropped:
-                raise RequestDeclined(
-                    "replay", "this round's answer was received and is kept no longer"
-                )
+                words = "this round's answer was received and is kept no longer"
+                raise RequestDeclined(words, "replay")
         lens = None
         if isinstance(request.form.lens, Network):  # opened and tried on random numbers
             try:
@@ -254,26 +247,28 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
             except InputError as error:
                 log.error("the network cannot be used: %s", error)  # of public files alone
                 words = "this client has no network for samples like its own with the SHA-256"
-                raise RequestDeclined("policy", f"{words} {request.form.lens.sha256}") from None
+                raise RequestDeclined(f"{words} {request.form.lens.sha256}") from None
         if own_model is not None:  # tried on rows of zeros
             params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
             label = np.int64 if rows.target is None else np.float64
             base.require_rows(own_model, params, policy.samples, request.form.features, label)
         vault.require_running()
         if node.vault.stat().st_size + _bound_upload_bytes(request) > policy.max_bytes:
-            raise RequestDeclined(
-                "policy", f"the client's ledger may have {policy.max_bytes} bytes at most"
-            )
+            raise RequestDeclined(f"the client's ledger may have {policy.max_bytes} bytes at most")
+        change = grid.grid_sensitivity(request.recipe.unit, policy.samples)
         paid = _price_turn(request, policy, vault)
         if not asks_key:
             _require_memory(request, rows)
 
-        def make_upload(masked: Masked | None) -> bytes:
-            """Reserve, compute, store: the order is the promise (R1)."""
+        def make_upload(masked: tuple[int, Words] | None) -> bytes:
+            """Reserve, compute, store: the order is the promise (R1).
+
+            `masked` are noise, in grid units, and mask where the server learns only a sum.
+            """
             alone, noise = None, list(paid.noise)
             if masked is not None:
-                noise = [masked.noise]
-                alone = count_units(masked.change, masked.noise, vault.capacity)
+                noise = [masked[0]]
+                alone = count_units(change, masked[0], vault.capacity)
             reserved = vault.reserve(
                 request.run,
                 request.round.t,
@@ -306,24 +301,12 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
             }
             x = rows.apply_features(request.form.lens if lens is None else lens, node.data)
             given = request.form, request.params, x, rows.y
+            common: Any = {"recipe": request.recipe, "head": head, "own": own_model}
             if masked is None:
-                upload = release.release(
-                    *given,
-                    recipe=request.recipe,
-                    paid=paid,
-                    head=head,
-                    loss_bound=request.loss_bound,
-                    own=own_model,
-                )
+                upload = release.release(*given, paid=paid, loss_bound=request.loss_bound, **common)
             else:
-                upload = release.release_masked(
-                    *given,
-                    recipe=request.recipe,
-                    noise=masked.noise,
-                    mask=masked.mask,
-                    head=head,
-                    own=own_model,
-                )
+                noise_units, mask = masked
+                upload = release.release_masked(*given, noise=noise_units, mask=mask, **common)
             vault.store(reserved, upload.blob)
             return upload.blob
 
@@ -332,25 +315,15 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
         if request.recipe.releases != 1 or request.loss_bound is not None:
             raise Malformed("a sum is released in one step and without a loss")
         size = sum(leaf.size for leaf in request.params.values())
-        change = grid.grid_sensitivity(request.recipe.unit, policy.samples)
         booking = DeviceBooking(
             asked,
             policy.samples,
             size,
             (paid.noise[0], policy.share),
-            lambda noise, mask: make_upload(Masked(noise, mask, change)),
+            lambda *masked: make_upload(masked),
         )
         party = _make_party(node, vault, vault.policy)
         return party.answer(request.sum, request.run, request.round.t, booking)
-
-
-@dataclass(frozen=True, eq=False)
-class Masked:
-    """Noise and mask of an upload of which a server learns only a sum, in grid units."""
-
-    noise: int
-    mask: Words
-    change: int
 
 
 @dataclass(eq=False)
@@ -416,44 +389,38 @@ def _require_fit(request: Request, shapes: Shapes, rows: Rows) -> None:
     """Refuse a model that is incomplete, not finite, too large, or made for other samples."""
     if request.form.numbers != rows.features or request.form.classes != rows.classes:
         raise RequestDeclined(
-            "policy",
             f"the model is for {request.form.numbers} features and {request.form.classes} "
             f"classes, and this client has {rows.features} and {rows.classes}",
         )
     if rows.encoding is not None and request.encoding != rows.encoding:
         said = "says nothing of it" if request.encoding is None else "has another"
         raise RequestDeclined(
-            "policy",
             f"the encoding of the table must be {rows.encoding[:8]}…, and the request {said}; give "
             "server and clients one version, and the plan's data.columns to every node file",
         )
     if request.form.target is not None and rows.target is not None:
         low, high = rows.target[1:]
         if request.form.target[1:] != (low, high):
-            raise RequestDeclined(
-                "policy", f"the target's range must be [{low:g}, {high:g}], as in the node file"
-            )
+            words = f"the target's range must be [{low:g}, {high:g}], as in the node file"
+            raise RequestDeclined(words)
     weights = request.recipe.class_weights
     if weights is not None and (len(weights) != rows.classes or rows.classes == 1):
         raise Malformed(f"the request's class_weights are not {rows.classes}, one for each class")
     if request.form.rows_per_person != rows.rows_per_person:
         raise RequestDeclined(
-            "policy",
             f"rows_per_person must be {rows.rows_per_person}, got {request.form.rows_per_person} "
             "(0: a sample is one row)",
         )
     if request.recipe.unit == "person" and not rows.rows_per_person:
-        raise RequestDeclined("policy", "unit must be record or client, this client has no persons")
+        raise RequestDeclined("unit must be record or client, this client has no persons")
     if weights is not None and rows.rows_per_person:  # a person has no class
-        raise RequestDeclined("policy", "class_weights must be absent where samples are persons")
-    given = {name: leaf.shape for name, leaf in request.params.items()}
-    if given != dict(shapes):
+        raise RequestDeclined("class_weights must be absent where samples are persons")
+    if {name: leaf.shape for name, leaf in request.params.items()} != dict(shapes):
         raise Malformed("the request's arrays are not those of its model")
-    count = sum(leaf.size for leaf in request.params.values())
-    if count > MOST_PARAMETERS:
-        raise RequestDeclined("policy", "the model has more than 2³⁰ parameters")
+    if sum(leaf.size for leaf in request.params.values()) > MOST_PARAMETERS:
+        raise RequestDeclined("the model has more than 2³⁰ parameters")
     if _bound_upload_bytes(request) > MOST_BYTES:  # after the reserve it would burn budget
-        raise RequestDeclined("policy", "the model is larger than an answer this client can keep")
+        raise RequestDeclined("the model is larger than an answer this client can keep")
     if not all(np.all(np.isfinite(leaf)) for leaf in request.params.values()):
         raise Malformed("the request's model is not finite")
 
@@ -493,12 +460,10 @@ def _require_allowed(request: Request, policy: Policy) -> None:
     count = sum(leaf.size for leaf in request.params.values())
     rows = request.form.rows_per_person
     if request.recipe.clip > policy.clip:
-        raise RequestDeclined(
-            "policy", f"clip must be at most {policy.clip:g}, got {request.recipe.clip:g}"
-        )
+        raise RequestDeclined(f"clip must be at most {policy.clip:g}, got {request.recipe.clip:g}")
     unit = request.recipe.unit
     if UNITS.index(unit) < UNITS.index(policy.unit):
-        raise RequestDeclined("policy", f"unit must be {policy.unit}, got {unit}")
+        raise RequestDeclined(f"unit must be {policy.unit}, got {unit}")
     for name, value, most in (
         ("rounds", request.round.horizon, policy.max_rounds),
         ("steps", request.recipe.steps, min(policy.max_steps, policy.max_rounds)),
@@ -509,7 +474,7 @@ def _require_allowed(request: Request, policy: Policy) -> None:
         ),
     ):
         if value > most:
-            raise RequestDeclined("policy", f"{name} must be at most {most}, got {value}")
+            raise RequestDeclined(f"{name} must be at most {most}, got {value}")
 
 
 def _disclose_budget(vault: Vault) -> dict[str, Any] | None:

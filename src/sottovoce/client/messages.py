@@ -62,17 +62,11 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, ArrayLike] | None = None)
         for name, leaf in leaves.items()
     ]
     text = _encode_head(dict(head), described)
-    body = b"".join(
-        [
-            MAGIC,
-            len(text).to_bytes(4, "little"),
-            text,
-            *(
-                np.ascontiguousarray(leaf, dtype=leaf.dtype.newbyteorder("<")).tobytes()
-                for leaf in leaves.values()
-            ),
-        ]
+    content = (
+        np.ascontiguousarray(leaf, dtype=leaf.dtype.newbyteorder("<")).tobytes()
+        for leaf in leaves.values()
     )
+    body = b"".join([MAGIC, len(text).to_bytes(4, "little"), text, *content])
     return body + hashlib.sha256(body).digest()
 
 
@@ -106,8 +100,8 @@ def unpack(
     shapes = _read_shapes(described, words)
     if _encode_head(head, described) != text:
         _refuse("the message's head is not written in the one canonical way")
-    kind, size = np.dtype("<u8" if words else "<f4"), 8 if words else 4
-    total = size * sum(math.prod(shape) for shape in shapes.values())
+    kind = np.dtype("<u8" if words else "<f4")
+    total = kind.itemsize * sum(math.prod(shape) for shape in shapes.values())
     if total != len(blob) - start - length - _SUM:
         _refuse("the message's arrays do not have the sizes it states")
     arrays, at = {}, start + length
@@ -115,7 +109,7 @@ def unpack(
         count = math.prod(shape)
         leaf = np.frombuffer(blob, dtype=kind, count=count, offset=at).reshape(shape)
         arrays[name] = leaf.astype(kind.newbyteorder("="))  # a copy in the machine's order
-        at += size * count
+        at += leaf.nbytes
     return head, arrays
 
 
@@ -149,10 +143,9 @@ def _read_shapes(described: Any, words: bool) -> dict[str, tuple[int, ...]]:
     if not isinstance(described, list) or len(described) > MOST_ARRAYS:
         _refuse("the message does not list its arrays")
     for entry in described:
-        if not isinstance(entry, list) or entry[2:] != (["u8"] if words else []):
+        kind = ["u8"] if words else []
+        if not isinstance(entry, list) or len(entry) < 2 or entry[2:] != kind:
             _refuse("an array of the message has no name and shape, or is of another type")
-        if len(entry) < 2:
-            _refuse("an array of the message has no name and shape")
         name, shape = entry[:2]
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in shapes:
             _refuse("an array of the message has no name of its own")

@@ -34,36 +34,16 @@ from sottovoce.models.person import (
 )
 
 TABLES = (".csv", ".parquet")
-_POLICY = (
-    "epsilon",
-    "delta",
-    "clip",
-    "unit",
-    "calibration",
-    "floor",
-    "max_rounds",
-    "disclose",
-    "max_steps",
-)
 ANSWER_EVERY = 0.5  # seconds: longer than the difference between two datasets of a client
-_KEYS = {
-    "": ("schema", "name", "vault", "answer_every", "data", "policy", "model"),
-    "data": (
-        "path",
-        "classes",
-        "label",
-        "columns",
-        "missing",
-        "text",
-        "target",
-        "person",
-        "rows_per_person",
-    ),
-    "policy": (*_POLICY, "limits", "sum"),
-    "policy.limits": LIMITS,
-    "policy.sum": ("roster", "key", "honest", "corrupt", "epsilon_alone"),
-    "model": ("own", "features"),
+_NAMES = {
+    "": "schema name vault answer_every data policy model",
+    "data": "path classes label columns missing text target person rows_per_person",
+    "policy": "epsilon delta clip unit calibration floor max_rounds disclose max_steps limits sum",
+    "policy.limits": " ".join(LIMITS),
+    "policy.sum": " ".join(("roster", "key", *SUM_TERMS)),
+    "model": "own features",
 }
+_KEYS = {section: names.split() for section, names in _NAMES.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,14 +127,7 @@ class Node:
         if type(values.get("schema")) is not int or values["schema"] != 1:
             raise InputError.of("schema", values.get("schema"), "1", "it is the file's version")
         data, folder = values["data"], path.parent
-        limits = values["policy"].pop("limits", {})
-        if not isinstance(limits, dict):
-            raise InputError.of("policy.limits", limits, "a table", "write [policy.limits]")
-        _require_known_keys("policy.limits", limits)
-        sums = values["policy"].pop("sum", None)
-        if sums is not None and not isinstance(sums, dict):
-            raise InputError.of("policy.sum", sums, "a table", "write [policy.sum]")
-        _require_known_keys("policy.sum", sums or {})
+        limits, sums = (_pop_table(values["policy"], key) for key in ("limits", "sum"))
         sum_files = None
         if sums is not None:
             names = [_require_text(f"policy.sum.{k}", sums.pop(k, None)) for k in ("roster", "key")]
@@ -167,7 +140,7 @@ class Node:
             data=rows,
             classes=None if is_table else _require_classes(data),
             table=_check_table(data, is_table),
-            terms={**values["policy"], **limits, **(sums or {})},
+            terms={**values["policy"], **(limits or {}), **(sums or {})},
             sum_files=sum_files,
             own=_locate_model(values.get("model", {}), folder),
             features=_locate_features(values.get("model", {}), folder),
@@ -288,6 +261,14 @@ def _require_known_keys(section: str, values: Mapping[str, Any]) -> None:
             name = f"{section}.{key}" if section else key
             known = ", ".join(_KEYS[section])
             raise InputError(f"unknown key {name} in the node file; it may have {known}")
+
+
+def _pop_table(policy: dict[str, Any], key: str) -> dict[str, Any] | None:
+    name, table = f"policy.{key}", policy.pop(key, None)
+    if table is not None and not isinstance(table, dict):
+        raise InputError.of(name, table, "a table", f"write [{name}]")
+    _require_known_keys(name, table or {})
+    return table
 
 
 def _require_text(name: str, value: Any) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, final
 
 import numpy as np
@@ -51,27 +51,19 @@ class Price:
 
 
 @final
+@dataclass(frozen=True, eq=False, slots=True)
 class Upload:
     """Bytes that may leave the client. Only `release` can make one."""
 
-    __slots__ = ("blob", "loss", "params", "sigma")
-
+    mint: InitVar[object]
     blob: bytes
     params: dict[str, NDArray[np.float32]]
     sigma: tuple[float, ...]
     loss: float | None
 
-    def __init__(
-        self,
-        mint: object,
-        blob: bytes,
-        params: dict[str, NDArray[np.float32]],
-        sigma: tuple[float, ...],
-        loss: float | None,
-    ) -> None:
+    def __post_init__(self, mint: object) -> None:
         if mint is not _MINT:
             raise TypeError("an Upload is made by client.release, from noised values only")
-        self.blob, self.params, self.sigma, self.loss = blob, params, sigma, loss
 
 
 def price(
@@ -95,8 +87,10 @@ def price(
     """
     units, noise, loss_noise = [], [], None
     for step in range(terms.releases):
-        asked = int(price_release(tank, turn, terms, float(change)).require().units)
-        units_of_step = _limit_units(asked, tank, floor, terms.releases)
+        units_of_step = int(price_release(tank, turn, terms, float(change)).require().units)
+        if floor > 0:  # so that all releases of the turn have Σμ² = capacity·Σu/2⁵⁰ ≤ 1/floor²
+            most = most_units(floor, float(tank.capacity)) // terms.releases
+            units_of_step = min(units_of_step, most)
         has_loss = loss and step == 0
         if units_of_step < (LOSS_SHARE if has_loss else 1):
             raise TankEmpty(
@@ -110,13 +104,6 @@ def price(
         units.append(units_of_step)
         tank = tank.spend(units_of_step)
     return Price(tuple(units), tuple(noise), loss_noise)
-
-
-def _limit_units(units: int, tank: Tank, floor: float, releases: int) -> int:
-    """At most so many units that all releases of the turn have Σμ² = capacity·Σu/2⁵⁰ ≤ 1/floor²."""
-    if floor == 0:
-        return units
-    return min(units, most_units(floor, float(tank.capacity)) // releases)
 
 
 def _noise(tank: Tank, units: int, change: int, floor: float) -> int:

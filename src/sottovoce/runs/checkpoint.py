@@ -165,17 +165,15 @@ def save(
 
     `memory` are the models that the server's optimiser keeps beside the newest.
     """
-    tank = state.tank
+    traces = ("sigma", state.sigma), ("mu2", state.mu2), ("weight", state.weight)
     arrays = {f"param:{name}": leaf for name, leaf in params.items()}
     for slot, leaves in (memory or {}).items():
         arrays |= {f"{slot}:{name}": leaf for name, leaf in leaves.items()}
     arrays |= {
-        **{name: getattr(tank, name) for name in _TANK},
+        **{name: getattr(state.tank, name) for name in _TANK},
         "asked": state.asked,
         "turns": state.turns,
-        "sigma": np.array(state.sigma).reshape(len(state.sigma), len(state.asked)),
-        "mu2": np.array(state.mu2).reshape(len(state.mu2), len(state.asked)),
-        "weight": np.array(state.weight).reshape(len(state.weight), len(state.asked)),
+        **{name: np.array(lines).reshape(len(lines), len(state.asked)) for name, lines in traces},
     }
     meta = {
         "header": header,
@@ -193,17 +191,15 @@ def save(
 
 def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]:
     """Return state, model, header and the server's memory; refuse a damaged checkpoint."""
-    path = folder / NAME
     require_stopped(folder)
     try:
-        arrays = read_npz(path)
+        arrays = read_npz(folder / NAME)
         meta = json.loads(arrays["meta"].tobytes())
         header: dict[str, Any] = meta["header"]
-        tank = Tank(*(arrays[name] for name in _TANK))
         done, horizon, recent, *rest = meta["progress"]
         state = ServerState(
             progress=Progress(done, horizon, tuple(recent), *rest),
-            tank=tank,
+            tank=Tank(*(arrays[name] for name in _TANK)),
             asked=arrays["asked"],
             turns=arrays["turns"],
             rounds=tuple(meta["rounds"]),
@@ -221,7 +217,9 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
         if any(leaves.keys() != params.keys() for leaves in models):
             raise ValueError("what the server keeps is not of the model's form")
     except (KeyError, ValueError, OSError, TypeError, AttributeError, RecursionError):
-        raise RunError(f"{path} is damaged; start the run anew in another folder") from None
+        raise RunError(
+            f"{folder / NAME} is damaged; start the run anew in another folder"
+        ) from None
     return state, params, header, memory
 
 

@@ -31,12 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.client import messages
-from sottovoce.client.messages import ANSWER, CODES, Receipt, is_finite, require_version
+from sottovoce.client.messages import ANSWER, CODES, Receipt, Request, is_finite, require_version
 from sottovoce.errors import Malformed, OtherSamples
 from sottovoce.privacy import calibration, grid
-from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
-from sottovoce.schedules.base import Round
 from sottovoce.schedules.pricing import LOSS_SHARE, Terms, price_release
 from sottovoce.server.members import Account, Member
 
@@ -55,16 +53,11 @@ Arrays = dict[str, NDArray[np.float32]]
 class ExpectedUpload:
     """What the server asked of a client, and what it knows of the client."""
 
-    run: str
-    t: int
+    asked: Request
     request: str  # its hash
-    params: Arrays  # the model that was sent
-    recipe: Recipe
     member: Member
     ceiling: float  # the largest σ/Δ that a client of this run could need
-    loss_bound: float | None = None
-    turn: Round | None = None  # what was announced; without it the ceiling alone limits the noise
-    terms: Terms | None = None
+    terms: Terms | None = None  # without them the ceiling alone limits the noise
     opened: float = 0.0  # μ² that the client had spent when the run began
     debits: int = 0  # its releases in this run's accepted uploads
     shown: tuple[float, int] = (0.0, 0)  # Σ‖w̃ − w‖²/σ² and Σd of its accepted uploads
@@ -73,19 +66,21 @@ class ExpectedUpload:
     @property
     def longest(self) -> int:
         """A number of bytes that no honest answer exceeds."""
-        size = sum(leaf.size for leaf in self.params.values())
-        return 4 * size + HEAD_BYTES + 512 * len(self.params) + 32 * self.recipe.releases
+        size = sum(leaf.size for leaf in self.asked.params.values())
+        return (
+            4 * size + HEAD_BYTES + 512 * len(self.asked.params) + 32 * self.asked.recipe.releases
+        )
 
     @property
     def sensitivity(self) -> float:
         """Δ of one release."""
-        return float(self.recipe.sensitivity(self.member.samples))
+        return float(self.asked.recipe.sensitivity(self.member.samples))
 
     @property
     def loss_sensitivity(self) -> float:
         """Δ_V of the mean loss: B/n for a record, B for all of a client's data."""
-        share = 1 if self.recipe.unit == "client" else self.member.samples
-        return (self.loss_bound or 0.0) / share
+        share = 1 if self.asked.recipe.unit == "client" else self.member.samples
+        return (self.asked.loss_bound or 0.0) / share
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,31 +96,21 @@ class AcceptedUpload:
     shown: tuple[float, int] = (0.0, 0)
 
 
-@dataclass(frozen=True)
-class DeclinedRequest:
-    """A client's refusal, by its code."""
-
-    code: str
-
-
-def check_answer(blob: bytes, expected: ExpectedUpload) -> AcceptedUpload | DeclinedRequest:
-    """Return an upload that passed all checks, or a client's refusal; else raise `Malformed`."""
+def check_answer(blob: bytes, expected: ExpectedUpload) -> AcceptedUpload | str:
+    """Return an upload that passed all checks, or a refusal's code; else raise `Malformed`."""
     head, arrays = messages.unpack(blob, limit=expected.longest)
     require_version(head, ANSWER)
     if head.get("kind") == "refusal":
         code = head.get("code")
-        return DeclinedRequest(
-            code if code in CODES else "internal"
-        )  # only known codes are recorded
-    loss_keys = set() if expected.loss_bound is None else {"loss", "loss_sigma"}
+        return str(code) if code in CODES else "internal"  # only known codes are recorded
+    loss_keys = set() if expected.asked.loss_bound is None else {"loss", "loss_sigma"}
     if head.get("kind") != "upload" or head.keys() != _KEYS | loss_keys:
         raise Malformed("the answer does not have the keys of an upload")
-    for key in ("run", "t", "request"):
-        if type(head[key]) is not type(getattr(expected, key)) or (
-            head[key] != getattr(expected, key)
-        ):
+    asked, member = expected.asked, expected.member
+    wanted = {"run": asked.run, "t": asked.round.t, "request": expected.request}
+    for key, value in wanted.items():
+        if type(head[key]) is not type(value) or head[key] != value:
             raise Malformed(f"the upload is for another {key}")
-    member = expected.member
     if type(head["samples"]) is not int or head["samples"] != member.samples:
         raise OtherSamples("the upload's number of samples is not that of the client's greeting")
     receipt, account = Receipt.from_json(head["receipt"]), Account.from_json(head["budget"])
@@ -135,7 +120,7 @@ def check_answer(blob: bytes, expected: ExpectedUpload) -> AcceptedUpload | Decl
         raise Malformed("the upload hides its budget, which its weight is computed from")
     _require_budget(account, member)
     sigma = _check_sigma(head["sigma"], expected)
-    if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in expected.params.items()}:
+    if {n: a.shape for n, a in arrays.items()} != {n: a.shape for n, a in asked.params.items()}:
         raise Malformed("the upload's arrays do not have the names and shapes of the model's")
     if not all(np.all(np.isfinite(leaf)) for leaf in arrays.values()):
         raise Malformed("the upload is not finite")
@@ -185,7 +170,7 @@ def _require_budget(account: Account | None, member: Member) -> None:
 
 
 def _check_sigma(values: Any, expected: ExpectedUpload) -> tuple[float, ...]:
-    if not isinstance(values, list) or len(values) != expected.recipe.releases:
+    if not isinstance(values, list) or len(values) != expected.asked.recipe.releases:
         raise Malformed("the upload does not state one σ per step")
     if not all(is_finite(s) and s > 0 for s in values):
         raise Malformed("the upload's σ is not a finite number > 0")
@@ -235,9 +220,8 @@ def _limit_noise_ratio(account: Account | None, released: float, expected: Expec
     this upload, of the capacity that it disclosed, over the releases that the horizon leaves. A
     client that hides its budget is held to the ceiling alone.
     """
-    turn, terms, floor = expected.turn, expected.terms, expected.member.floor or 0.0
-    share = expected.member.run_share
-    if account is None or turn is None or terms is None or share is None:
+    terms, floor, share = expected.terms, expected.member.floor or 0.0, expected.member.run_share
+    if account is None or terms is None or share is None:
         return expected.ceiling
     before = min(max(account.spent - released, 0.0), account.capacity)
     opened = min(expected.opened, before) if expected.debits else before
@@ -251,8 +235,8 @@ def _limit_noise_ratio(account: Account | None, released: float, expected: Expec
         opened=np.array(int(opened / account.capacity * FULL)),
         debits=np.array(expected.debits),
     )
-    priced = price_release(tank, turn, terms, 1.0)
-    model = 1.0 if expected.loss_bound is None else 1 - 1 / LOSS_SHARE
+    priced = price_release(tank, expected.asked.round, terms, 1.0)
+    model = 1.0 if expected.asked.loss_bound is None else 1 - 1 / LOSS_SHARE
     ratio = max(float(priced.sigma), floor * math.sqrt(terms.releases)) / math.sqrt(model)
     return min(ratio * (1 + 1e-6), expected.ceiling) if priced.granted else expected.ceiling
 
@@ -262,13 +246,13 @@ def _check_distance(
 ) -> float:
     """Return an upper bound of ‖w̃ − w‖ before rounding; reject what lies too far or too near."""
     squares = [
-        float(np.sum((leaf.astype(np.float64) - expected.params[name]) ** 2))
+        float(np.sum((leaf.astype(np.float64) - expected.asked.params[name]) ** 2))
         for name, leaf in arrays.items()
     ]
-    start = [float(np.sum(np.square(w, dtype=np.float64))) for w in expected.params.values()]
+    start = [float(np.sum(np.square(w, dtype=np.float64))) for w in expected.asked.params.values()]
     moved, norm = math.sqrt(math.fsum(squares)), math.sqrt(math.fsum(start))
     root = math.sqrt(sum(leaf.size for leaf in arrays.values()))
-    recipe = expected.recipe
+    recipe = expected.asked.recipe
     step = recipe.steps * recipe.learning_rate * recipe.clip
     furthest = step + math.hypot(*(min(s, most) for s in sigma)) * (root + SLACK)
     rounding = 2**-23 * (norm + furthest)
@@ -293,14 +277,16 @@ def _require_noise(
     Also, coordinate j is unchanged with probability p_j ≤ (its float32 spacing + one grid
     unit)/(σ√2π), so that k coordinates are with probability at most (Σp)^k/k!.
     """
-    recipe, count = expected.recipe, sum(leaf.size for leaf in arrays.values())
+    recipe, count = expected.asked.recipe, sum(leaf.size for leaf in arrays.values())
     total, degrees = expected.shown[0] + (distance / sigma) ** 2, expected.shown[1] + count
     x = total / degrees
     if x < 1 and (x == 0 or degrees / 2 * (math.log(x) + 1 - x) < RARE):
         raise Malformed("the upload lies nearer to the model than its noise allows")
-    same = sum(int(np.sum(leaf == expected.params[name])) for name, leaf in arrays.items())
+    same = sum(int(np.sum(leaf == expected.asked.params[name])) for name, leaf in arrays.items())
     if same:
-        cells = math.fsum(float(np.sum(np.spacing(np.abs(w)))) for w in expected.params.values())
+        cells = math.fsum(
+            float(np.sum(np.spacing(np.abs(w)))) for w in expected.asked.params.values()
+        )
         unit = recipe.learning_rate / expected.member.samples * grid.grid_unit(recipe.clip)
         chance = (cells + count * unit) / (sigma * math.sqrt(2 * math.pi))
         if same * math.log(chance) - math.lgamma(same + 1) < RARE:
@@ -311,7 +297,7 @@ def _require_noise(
 def _check_loss(
     head: Mapping[str, Any], expected: ExpectedUpload
 ) -> tuple[float | None, float | None]:
-    if expected.loss_bound is None:
+    if expected.asked.loss_bound is None:
         return None, None
     loss, sigma = head["loss"], head["loss_sigma"]
     if not all(is_finite(n) for n in (loss, sigma)):
@@ -319,6 +305,6 @@ def _check_loss(
     ratio, most = sigma / expected.loss_sensitivity, LOSS_NOISE * expected.ceiling
     if not _smallest_ratio(expected) <= ratio <= most:
         raise Malformed("the loss's σ is below the client's floor or above what it needs")
-    if not (sigma > 0 and -SLACK * sigma <= loss <= expected.loss_bound + SLACK * sigma):
+    if not (sigma > 0 and -SLACK * sigma <= loss <= expected.asked.loss_bound + SLACK * sigma):
         raise Malformed("the upload's loss is outside [0, B] by more than its noise allows")
     return float(loss), float(sigma)

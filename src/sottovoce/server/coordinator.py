@@ -154,21 +154,16 @@ def read_admitted(path: str | Path) -> dict[str, int]:
     """
     rows = [[c.strip() for c in r] for r in csv.reader(read_text(path, "admitted").splitlines())]
     found: dict[str, int] = {}
+    remedy = "head the columns so, then name each client once, with its whole number of samples"
     for number, cells in enumerate(rows or [[""]], start=1):
-        if number == 1:
-            good = cells == ["client", "samples"]
-        else:
-            good = len(cells) == 2 and cells[0] not in found and cells[0] != ""
-            good = not cells or (
-                good and cells[1].isdecimal() and 1 <= int(cells[1]) <= MOST_SAMPLES
-            )
-        if not good:
-            bound = "client,samples"
-            remedy = (
-                "head the columns so, then name each client once, with its whole number of samples"
-            )
-            raise InputError.of(f"admitted, line {number}", ",".join(cells), bound, remedy)
-        if number > 1 and cells:
+        if number > 1 and not cells:
+            continue
+        is_entry = len(cells) == 2 and cells[0] not in found and cells[0] != ""
+        is_entry = is_entry and cells[1].isdecimal() and 1 <= int(cells[1]) <= MOST_SAMPLES
+        if not (is_entry if number > 1 else cells == ["client", "samples"]):
+            where = f"admitted, line {number}"
+            raise InputError.of(where, ",".join(cells), "client,samples", remedy)
+        if number > 1:
             found[cells[0]] = int(cells[1])
     return found
 
@@ -532,19 +527,14 @@ class RealClients:
         since.
         """
         federation, state, member = self.run.federation, self.run.state, self.roll.members[i]
-        plan, terms, recipe = federation.plan, federation.terms, request.recipe
-        needs = (member.floor or 0.0) * math.sqrt(recipe.releases / _compute_model_share(plan))
+        plan, terms = federation.plan, federation.terms
+        needs = (member.floor or 0.0) * math.sqrt(terms.releases / _compute_model_share(plan))
         return ExpectedUpload(
-            run=request.run,
-            t=request.round.t,
-            request=asked,
-            params=request.params,
-            recipe=recipe,
-            member=member,
+            request,
+            asked,
+            member,
             ceiling=max(_compute_ceiling(plan, member, terms.clients), needs * (1 + 1e-6)),
-            loss_bound=request.loss_bound,
             disclosed=plan.server.weights == "precision",
-            turn=request.round,
             terms=terms,
             opened=float(state.tank.capacity[i] * (state.tank.opened[i] / FULL)),
             debits=int(state.turns[i]) * terms.releases,
@@ -571,8 +561,8 @@ class RealClients:
             log.exception("the checks failed on what client %s sent", member.name)
             answers.why[i] = "malformed"
             return
-        if not isinstance(answer, AcceptedUpload):
-            self._note_refusal(answers, i, answer.code)
+        if isinstance(answer, str):
+            self._note_refusal(answers, i, answer)
             return
         answers.uploads[i], answers.blobs[i], answers.sigma[i] = answer, blob, answer.sigma
         roll.shown[i] = answer.shown

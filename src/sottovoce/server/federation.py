@@ -1,8 +1,7 @@
 """Build everything that a run needs from a plan: clients, public rows, model, schedule, guarantee.
 
-`build(plan)` is used by every engine; it reads data after the whole plan has been checked. A
-federation also knows how good a model is: `score_model`,
-`judge_model`, `measure_model`.
+`build(plan)` is used by every engine; it reads data after the whole plan has been checked.
+`score_model`, `judge_model` and `measure_model` say how good a model is.
 """
 
 from __future__ import annotations
@@ -277,30 +276,24 @@ class Federation:
 
     def not_covered(self, *also: str) -> tuple[str, ...]:
         """Return codes of what the promise does not cover; `also` are those of the engine."""
-        plan, hidden = self.plan, np.isnan(self.capacity)
-        missing = [*budget.list_always_not_covered(plan.local.unit), *also]
-        if self.held.fresh_vaults:
-            missing.append("fresh-vaults")
-        if hidden.any() and not hidden.all():  # if all are hidden, no figure is stated
-            missing.append("undisclosed-budgets")
-        if plan.noise == "simulated":
-            missing.append("simulated-noise")
-        if plan.server.signal == "raw":
-            missing.append("raw-signal")
-        if plan.local.clip == "median":
-            missing.append("median-clip")
-        if self.held.counted:
-            missing.append("counted-classes")
-        if self.held.layout is not None and self.held.layout.inferred:
-            missing.append("inferred-columns")
-        if plan.privacy.calibration == "paper":
-            missing.append("paper-calibration")
-        if plan.data.evaluates_on_clients:
-            declared = plan.data.evaluation == "public"
-            missing.append(budget.evaluation_code(plan.local.unit, declared_public=declared))
-        if np.any(self.delta * (hidden.size if plan.local.unit == "client" else self.samples) >= 1):
-            missing.append("loose-delta")
-        return tuple(dict.fromkeys(missing))
+        plan, held, hidden = self.plan, self.held, np.isnan(self.capacity)
+        unit, declared = plan.local.unit, plan.data.evaluation == "public"
+        units = hidden.size if unit == "client" else self.samples
+        conditions = {
+            "fresh-vaults": held.fresh_vaults,
+            # If all are hidden, no figure is stated.
+            "undisclosed-budgets": hidden.any() and not hidden.all(),
+            "simulated-noise": plan.noise == "simulated",
+            "raw-signal": plan.server.signal == "raw",
+            "median-clip": plan.local.clip == "median",
+            "counted-classes": held.counted,
+            "inferred-columns": held.layout is not None and held.layout.inferred,
+            "paper-calibration": plan.privacy.calibration == "paper",
+            budget.evaluation_code(unit, declared_public=declared): plan.data.evaluates_on_clients,
+            "loose-delta": np.any(self.delta * units >= 1),
+        }
+        here = (code for code, holds in conditions.items() if holds)
+        return tuple(dict.fromkeys([*budget.list_always_not_covered(unit), *also, *here]))
 
     def advise(self) -> list[str]:
         """Return advice on the promise and its noise, from public numbers alone.

@@ -115,9 +115,7 @@ class Roll:
     routes: dict[str, str] = field(default_factory=dict)  # `Member.identity` → route
     gone: dict[int, str] = field(default_factory=dict)  # why a client is not asked any more
     missed: dict[int, int] = field(default_factory=dict)  # rounds in a row without an upload
-    rests: dict[int, int] = field(
-        default_factory=dict
-    )  # rounds that a silent client still sits out
+    rests: dict[int, int] = field(default_factory=dict)  # rounds that it still sits out
     heard: set[int] = field(default_factory=set)  # clients heard of since they were silent
     # Σ‖w̃ − w‖²/σ² and Σd of a client's accepted uploads, with which `checks` tests its noise.
     shown: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -314,10 +312,6 @@ class Account:
             raise Malformed("the client says it has spent more than its budget is worth")
         return account
 
-    def to_json(self) -> dict[str, float]:
-        """Return the account as a message holds it."""
-        return asdict(self)
-
     def require_worth(self, kind: Calibration) -> None:
         """Reject a capacity that is not what (ε, δ) is worth.
 
@@ -414,25 +408,18 @@ class Member:
         account = Account.from_json(head["budget"])
         if account is not None:
             account.require_worth(policy["calibration"])
+        # As floats, whether JSON had them as 1 or as 1.0.
+        exact = {k: None if policy[k] is None else float(policy[k]) for k in ("clip", "floor")}
         return cls(
             name=name,
             vault=receipt.vault,
-            samples=policy["samples"],
             features=head["features"],
             classes=head["classes"],
-            unit=policy["unit"],
-            clip=float(policy["clip"]),
-            calibration=policy["calibration"],
-            floor=None if policy["floor"] is None else float(policy["floor"]),
-            max_rounds=policy["max_rounds"],
             account=account,
             receipt=receipt,
-            max_steps=policy.get("max_steps"),
             version=version,
-            run_share=share,
-            rows_per_person=policy.get("rows_per_person", 0),
-            sum=sums,
             encoding=encoding,
+            **{**policy, **exact},
         )
 
     @property
@@ -455,7 +442,7 @@ class Member:
                 **({"rows_per_person": self.rows_per_person} if self.rows_per_person else {}),
                 **({} if self.sum is None else {"sum": dict(self.sum)}),
             },
-            "budget": None if self.account is None else self.account.to_json(),
+            "budget": None if self.account is None else asdict(self.account),
             "receipt": self.receipt.to_json(),
             **({} if self.version is None else {"version": self.version}),
         }

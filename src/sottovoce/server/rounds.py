@@ -305,16 +305,10 @@ def _prepare_together(
     if alone:
         yield PreparedRound(turns[0], weight, sigma, signal_sigma, mu2, uploads, tank, asked)
         return
-    for row, (_, state, _) in enumerate(runs):
+    for i, state in enumerate(states):
+        left = replace(state.tank, spent=tank.spent[i], debits=tank.debits[i])
         yield PreparedRound(
-            turn=turns[row],
-            weight=weight[row],
-            sigma=sigma[row],
-            signal_sigma=signal_sigma[row],
-            mu2=mu2[row],
-            uploads=uploads[row],
-            tank=replace(state.tank, spent=tank.spent[row], debits=tank.debits[row]),
-            asked=asked[row],
+            turns[i], weight[i], sigma[i], signal_sigma[i], mu2[i], uploads[i], left, asked[i]
         )
 
 
@@ -326,17 +320,14 @@ def guess_next_state(
     An accelerator begins the next round on this guess, before the loss is known; `is_same_round`
     says later whether the guess was right.
     """
-    progress = replace(state.progress, done=state.progress.done + 1)
-    marks = federation.finish.update_marks(
-        state.marks, prepared.turn.t, prepared.turn.horizon, math.inf
-    )
+    turn = prepared.turn
     return replace(
         state,
-        progress=progress,
+        progress=replace(state.progress, done=state.progress.done + 1),
         tank=prepared.tank,
         asked=prepared.asked,
         exhausted=not prepared.uploads.any(),
-        marks=marks,
+        marks=federation.finish.update_marks(state.marks, turn.t, turn.horizon, math.inf),
     )
 
 
@@ -367,27 +358,26 @@ def close_round(
     federation: Federation, state: ServerState, played: PlayedRound, *, seconds: float
 ) -> ServerState:
     """Return the state after the round: give the signal to the schedule, and write the books."""
-    prepared, loss, signal = played.paid, played.loss, played.signal
+    prepared, turn, signal = played.paid, played.paid.turn, played.signal
     uploads = np.flatnonzero(prepared.uploads)
     if not len(uploads):  # every client asked has an empty tank: nothing was released
         return replace(state, exhausted=True, asked=prepared.asked)
     progress = federation.schedule.advance(state.progress, signal)
     many = len(state.asked) > MANY_CLIENTS
     entry: RoundNumbers = {
-        "t": prepared.turn.t,
-        "horizon": prepared.turn.horizon,
+        "t": turn.t,
+        "horizon": turn.horizon,
         "next_horizon": progress.horizon,
         "cohort": [] if many else uploads.tolist(),
         "uploads": len(uploads),
         "sigma": _summarize_sigma(prepared.sigma[:, uploads]),
-        "validation_loss": loss if math.isfinite(loss) else None,
+        "validation_loss": played.loss if math.isfinite(played.loss) else None,
         "validation_accuracy": played.accuracy if federation.held.target is None else None,
     }
     if many:
         del entry["cohort"]
     if federation.plan.is_steered_otherwise:
         entry["signal"] = signal if math.isfinite(signal) else None
-    turn = prepared.turn
     return replace(
         state,
         progress=progress,
