@@ -75,8 +75,7 @@ Whole = Annotated[Count, BeforeValidator(_to_whole)]
 class NumberTarget(TypedDict):
     """A number that is predicted: its loss, and its public range."""
 
-    loss: str
-    """squared, huber, or own: that of a custom model."""
+    loss: str  #: squared, huber, or own: that of a custom model.
     low: float
     high: float
 
@@ -84,22 +83,18 @@ class NumberTarget(TypedDict):
 class ModelEntry(TypedDict):
     """The form of the model, needed to load it."""
 
-    shape: list[AtLeastOne]
-    """Of one sample."""
+    shape: list[AtLeastOne]  #: Of one sample.
     classes: AtLeastOne
-    parameters: Count
-    """How many numbers are trained."""
-    target: NotRequired[NumberTarget]
-    """What is predicted, where it is a number and not a class."""
+    parameters: Count  #: How many numbers are trained.
+    target: NotRequired[NumberTarget]  #: What is predicted, where it is a number and not a class.
+    #: The names of the classes, in their order, where the labels of arrays were not 0, 1, …
     labels: NotRequired[list[str]]
-    """The names of the classes, in their order, where the labels of arrays were not 0, 1, …"""
 
 
 class Initial(TypedDict):
     """The model before the first round."""
 
-    validation_loss: float | None
-    """Null where it is not finite, as in every round."""
+    validation_loss: float | None  #: Null where it is not finite, as in every round.
     validation_accuracy: Share | None
     signal: NotRequired[float | None]
 
@@ -115,37 +110,31 @@ class SigmaSpread(TypedDict):
 class RoundNumbers(TypedDict):
     """What every engine says of a round."""
 
-    t: Count
-    """From 0."""
-    horizon: Count
-    """T while the round ran."""
-    next_horizon: Count
-    """T after the round."""
+    t: Count  #: From 0.
+    horizon: Count  #: T while the round ran.
+    next_horizon: Count  #: T after the round.
+    #: The clients that took part, sorted, from 0; absent above 10,000 clients.
     cohort: NotRequired[list[Count]]
-    """The clients that took part, sorted, from 0; absent above 10,000 clients."""
-    uploads: NotRequired[AtLeastOne]
-    """How many clients took part."""
+    uploads: NotRequired[AtLeastOne]  #: How many clients took part.
     sigma: SigmaSpread
     validation_loss: float | None
     validation_accuracy: Share | None
+    #: What steered, where it is not the validation loss: the clients' own losses, noised (of the
+    #: model received) or raw; or on the validation rows what is missing of the plan's metric.
     signal: NotRequired[float | None]
-    """What steered, where it is not the validation loss: the clients' own losses, noised (of the
-    model received) or raw; or on the validation rows what is missing of the plan's metric."""
 
 
 class Exceptions(TypedDict, total=False):
     """What a federation says of a round in which not every client counted in full."""
 
-    asked: list[Count]
-    """Whom the server asked, where not everyone answered with an upload."""
+    asked: list[Count]  #: Whom the server asked, where not everyone answered with an upload.
+    #: Why answers did not count, and how many: a client's own code, silent, malformed, or samples
+    #: (its records changed since it greeted: it paid for this upload, and is not asked again).
     refused: dict[str, AtLeastOne]
-    """Why answers did not count, and how many: a client's own code, silent, malformed, or samples
-    (its records changed since it greeted: it paid for this upload, and is not asked again)."""
-    missing: dict[str, str]
-    """The same by the names of the clients."""
+    missing: dict[str, str]  #: The same by the names of the clients.
+    #: Clients of this round, by name, whose uploads count for fewer samples than they declare, and
+    #: why.
     limited: dict[str, str]
-    """Clients of this round, by name, whose uploads count for fewer samples than they declare, and
-    why."""
 
 
 class RoundEntry(RoundNumbers, Exceptions):
@@ -176,11 +165,10 @@ class MetricEntry(TypedDict):
     """One metric on the test rows; null where it is not known."""
 
     value: float | None
+    #: Of a constant answer on the same rows: the most frequent class (for probabilities the shares
+    #: of the classes), or the mean.
     baseline: float | None
-    """Of a constant answer on the same rows: the most frequent class (for probabilities the shares
-    of the classes), or the mean."""
-    error: float | None
-    """The standard error of the difference between the two on so many rows."""
+    error: float | None  #: The standard error of the difference between the two on so many rows.
 
 
 class ClientResult(MetricEntry):
@@ -200,18 +188,17 @@ class Fairness(TypedDict):
     clients: NotRequired[AtLeastOne]
     accuracy: NotRequired[Quartiles]
     by_budget: NotRequired[list[BudgetGroup]]
+    #: Only where data.evaluation = "public", and for at most 200 clients.
     by_client: NotRequired[list[ClientResult]]
-    """Only where data.evaluation = "public", and for at most 200 clients."""
 
 
 class Headline(MetricEntry):
     """The metric that fits the task: the plan's, or else by the rule of docs/results.md."""
 
     metric: str
+    #: Whether it is better than the constant answer by more than two standard errors.
     is_better: bool
-    """Whether it is better than the constant answer by more than two standard errors."""
-    text: str
-    """What heads terminal and page."""
+    text: str  #: What heads terminal and page.
 
 
 class CalibrationEntry(TypedDict):
@@ -233,16 +220,14 @@ class ClassCurves(TypedDict):
 class Curves(TypedDict):
     """What the page draws of the test rows."""
 
+    #: Mean probability, share that is so, rows: by bins of equal counts.
     reliability: list[list[float]]
-    """Mean probability, share that is so, rows: by bins of equal counts."""
+    #: Of two classes the rarer, of which probability and curves are; else of the most likely.
     positive: NotRequired[Count]
-    """Of two classes the rarer, of which probability and curves are; else of the most likely."""
-    roc: NotRequired[list[list[float]]]
-    """False alarms, found; two classes only."""
-    pr: NotRequired[list[list[float]]]
-    """Found, precision."""
+    roc: NotRequired[list[list[float]]]  #: False alarms, found; two classes only.
+    pr: NotRequired[list[list[float]]]  #: Found, precision.
+    #: Of more than two classes the rarest six, each against all others.
     by_class: NotRequired[list[ClassCurves]]
-    """Of more than two classes the rarest six, each against all others."""
 
 
 class ResultEntry(TypedDict):
@@ -250,69 +235,60 @@ class ResultEntry(TypedDict):
 
     test_loss: float | None
     test_accuracy: Share | None
-    rounds_used: Count
-    """The number of rounds listed."""
+    rounds_used: Count  #: The number of rounds listed.
     model_sha256: Sha256 | None
     fairness: NotRequired[Fairness]
+    #: How many test rows of class i (list) are taken for class j (place in it); absent with many
+    #: classes.
     confusion: NotRequired[list[list[Count]]]
-    """How many test rows of class i (list) are taken for class j (place in it); absent with many
-    classes."""
     headline: NotRequired[Headline]
     metrics: NotRequired[dict[str, MetricEntry]]
+    #: Absent where a class has fewer than 10 validation rows, or there are only test rows.
     calibration: NotRequired[CalibrationEntry]
-    """Absent where a class has fewer than 10 validation rows, or there are only test rows."""
     curves: NotRequired[Curves]
+    #: What the server made of the averaged uploads, which costs no privacy; absent: nothing.
     finish: NotRequired[str]
-    """What the server made of the averaged uploads, which costs no privacy; absent: nothing."""
-    aggregation: NotRequired[str]
-    """How uploads were combined; absent: by their weighted mean."""
+    aggregation: NotRequired[str]  #: How uploads were combined; absent: by their weighted mean.
 
 
 class Identity(TypedDict, total=False):
     """Who a client of a federation is."""
 
+    #: As the client greets; told apart by key or vault where two greet alike. In a simulation of a
+    #: table its site in the column data.client. The four below are of federations only.
     name: str
-    """As the client greets; told apart by key or vault where two greet alike. In a simulation of a
-    table its site in the column data.client. The four below are of federations only."""
+    #: Fingerprint of the key that its node is authenticated by, as ssh-keygen -l prints it.
     key: str | None
-    """Fingerprint of the key that its node is authenticated by, as ssh-keygen -l prints it."""
-    version: str | None
-    """Of its sottovoce."""
-    counted: Whole | None
-    """The samples that its uploads count for: those it declares, or fewer."""
-    limited: str
-    """Why they are fewer."""
+    version: str | None  #: Of its sottovoce.
+    counted: Whole | None  #: The samples that its uploads count for: those it declares, or fewer.
+    limited: str  #: Why they are fewer.
 
 
 class ClientEntry(Identity):
     """One client; null is what it keeps to itself."""
 
     samples: Whole | None
-    epsilon: Positive | None
-    """Its own budget."""
+    epsilon: Positive | None  #: Its own budget.
     delta: Delta | None
-    sensitivity: Positive | None
-    """Δ of one upload."""
+    sensitivity: Positive | None  #: Δ of one upload.
     participations: Count
-    capacity: Positive | None
-    """In μ²."""
+    capacity: Positive | None  #: In μ².
+    #: In μ², as the client said with its last upload that counted; its own ledger also has what was
+    #: refused or lost since.
     spent: NotNegative | None
-    """In μ², as the client said with its last upload that counted; its own ledger also has what was
-    refused or lost since."""
+    #: Where the server learns only sums: Σ (Δ/s)² of its own noise s, whatever others do.
     spent_alone: NotRequired[NotNegative | None]
-    """Where the server learns only sums: Σ (Δ/s)² of its own noise s, whatever others do."""
+    #: Against whoever sees only the models, in the order of model_view.colluding.
     epsilon_models: NotRequired[list[NotNegative | None]]
-    """Against whoever sees only the models, in the order of model_view.colluding."""
 
 
 class Timing(TypedDict):
     """When the run began, and how long it took."""
 
+    #: ISO 8601, UTC.
     started: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(Z|\+00:00)$")]
-    """ISO 8601, UTC."""
     seconds: NotNegative
-    seconds_per_round: NotNegative | None
-    """Null if no round was finished."""
+    seconds_per_round: NotNegative | None  #: Null if no round was finished.
 
 
 def _require_sections(plan: dict[str, Any]) -> dict[str, Any]:
@@ -360,34 +336,29 @@ class Record(BaseModel):
     status: Status
     engine: Literal["simulation", "flower"]
     noise: Literal["simulated", "secure"]
-    seed: int | None
-    """Null under secure noise, which takes none."""
-    plan: ResolvedPlan
-    """The plan with every default filled in, by section."""
+    seed: int | None  #: Null under secure noise, which takes none.
+    plan: ResolvedPlan  #: The plan with every default filled in, by section.
     model: ModelEntry | None = None
     initial: Initial
-    rounds: list[RoundEntry]
-    """In order; an interrupted run has those that were finished."""
+    rounds: list[RoundEntry]  #: In order; an interrupted run has those that were finished.
     result: ResultEntry
+    #: What holds for the client with the loosest budget. Null where every client keeps its budget
+    #: to itself.
     guarantee: GuaranteeEntry | None
-    """What holds for the client with the loosest budget. Null where every client keeps its budget
-    to itself."""
     versions: Versions
     timing: Timing
+    #: Where a simulation was computed: the kind of device, and its node in a Ray cluster.
     ran_on: str | None = None
-    """Where a simulation was computed: the kind of device, and its node in a Ray cluster."""
     model_view: ModelView | None = None
-    not_covered: NotCovered | None = None
-    """The codes, where guarantee is null."""
-    clip: Positive | None = None
-    """The clipping norm C, where the plan says median."""
+    not_covered: NotCovered | None = None  #: The codes, where guarantee is null.
+    clip: Positive | None = None  #: The clipping norm C, where the plan says median.
+    #: What to reconsider about budgets and noise, a sentence each; absent: nothing.
     advice: list[str] | None = None
-    """What to reconsider about budgets and noise, a sentence each; absent: nothing."""
     table: TableEntry | None = None
+    #: In the order of their ids.
     clients: Annotated[list[ClientEntry], Field(min_length=1, max_length=MANY_CLIENTS)] | None = (
         None
     )
-    """In the order of their ids."""
 
     @classmethod
     def parse(cls, values: object) -> Self:
