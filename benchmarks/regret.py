@@ -166,7 +166,7 @@ def case(name: str, epsilon: float, rows: Any, runs: int) -> dict[str, Any]:
         "paper": paper,
         "regret": hindsight["mean"] - rehearsed["mean"],
         "predicted": found.prediction.to_json(),
-        "theorem_rounds": None if theory is None else theory.best_rounds,
+        "theorem_rounds": None if theory is None else theory["best_rounds"],
         "stand_in": found.rows.about,
         "complete": found.complete,
         "tried": len(tried),

@@ -12,7 +12,7 @@ import pytest
 from sottovoce import Plan
 from sottovoce.studies.rehearsal import rehearsing
 from sottovoce.studies.rehearsal.rehearsing import Rehearsal, predict_run, render_rehearsal
-from sottovoce.studies.rehearsal.search import Theory, Trial, Trials, choose_seeds, search_settings
+from sottovoce.studies.rehearsal.search import Trial, Trials, choose_seeds, search_settings
 from sottovoce.studies.rehearsal.space import RATE, ROUNDS, build_space
 from sottovoce.studies.rehearsal.standin import announce_federation, make_stand_in
 from support.browser import WIDTHS, browser, legible, measured, requests, self_contained
@@ -54,7 +54,15 @@ def page(tmp_path_factory):
         prediction=predict_run(done[-5:], 4000, 10_000),
         reasons=rehearsing.explain_choices(space, found.setting, done, found.seeds)
         | {"local.clip": "<script>alert(1)</script>"},
-        theory=Theory(1.0, 0.01, 2.3, 0.0, 1.0, 3930, 12),
+        theory={
+            "smoothness": 1.0,
+            "curvature": 0.01,
+            "gap": 2.3,
+            "divergence": 0.0,
+            "learning_rate": 1.0,
+            "dimension": 3930,
+            "best_rounds": 12,
+        },
         trials=tuple(done),
         seeds=found.seeds,
         complete=found.complete,

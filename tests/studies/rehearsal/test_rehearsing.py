@@ -43,7 +43,6 @@ from sottovoce.studies.rehearsal.space import (
     encode_setting,
 )
 from sottovoce.studies.rehearsal.standin import (
-    RealFederation,
     announce_federation,
     fit_plan,
     make_stand_in,
@@ -410,7 +409,7 @@ def test_fewer_rows_have_the_noise_of_the_real_ones(kind):
         worth = calibration.capacity(*own.budgets(), calibration=kind)
         return own.recipe().sensitivity(np.array(sizes)) / np.sqrt(worth)
 
-    np.testing.assert_allclose(noise(small, small.data.samples), noise(plan, real.sizes), rtol=1e-6)
+    np.testing.assert_allclose(noise(small, small.data.samples), noise(plan, real), rtol=1e-6)
 
 
 def test_a_client_as_the_unit_keeps_its_budget():
@@ -503,7 +502,7 @@ def test_public_rows_may_be_a_file_or_arrays(kind, tmp_path):
             for i in range(300)
         ]
         path.write_text("age,sex,job,rich\n" + "\n".join(lines), "utf-8")
-        found = make_stand_in(table_plan(), RealFederation((60,) * 5), str(path))
+        found = make_stand_in(table_plan(), (60,) * 5, str(path))
         assert found.shape == (6,)
         assert len(found.validation[1]) == len(found.test[1]) == 60
         return
@@ -695,7 +694,7 @@ def test_synthetic_persons_keep_their_rows_and_have_the_noise_of_the_real_ones()
     built, n = build(small, seed=1, data=given), 4000
     assert built.samples.tolist() == [standin.MOST_ROWS // 3] * 3
     worth = calibration.capacity(*plan.budgets())
-    wanted = plan.choose_learning_rate(real.sizes, plan.recipe().clip).recipe().sensitivity(n)
+    wanted = plan.choose_learning_rate(real, plan.recipe().clip).recipe().sensitivity(n)
     np.testing.assert_allclose(
         built.sensitivity / np.sqrt(built.capacity), wanted / np.sqrt(worth), rtol=1e-6
     )
@@ -836,7 +835,7 @@ def test_the_command_says_what_it_chose_and_where(tmp_path):
 def test_rows_set_aside_as_public_are_nobodys_in_a_rehearsal_either():
     """Clients hold what `data.public` leaves: with more rows they would meet too little noise."""
     own = Plan(data={"name": "mnist", "clients": 4, "public": 20_000, "validation": 2000})
-    assert announce_federation(own).sizes == (10_000,) * 4
+    assert announce_federation(own) == (10_000,) * 4
 
 
 def test_the_plans_own_test_file_is_not_public(tmp_path):

@@ -19,9 +19,9 @@ from concurrent.futures import Executor
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -39,8 +39,8 @@ from sottovoce.schemas import (
     CostEntry,
     PredictionEntry,
     RehearsalDocument,
+    TheoryEntry,
     TrialEntry,
-    WithoutNoiseEntry,
 )
 from sottovoce.simulation.simulate import open_executor
 from sottovoce.studies.rehearsal.search import (
@@ -49,7 +49,6 @@ from sottovoce.studies.rehearsal.search import (
     PREDICTION,
     UNNOISED,
     WITHOUT,
-    Theory,
     Trial,
     Trials,
     choose_seeds,
@@ -71,8 +70,8 @@ from sottovoce.studies.rehearsal.space import (
 )
 from sottovoce.studies.rehearsal.standin import (
     WORDS,
+    ClientSizes,
     Public,
-    RealFederation,
     StandIn,
     announce_federation,
     fit_plan,
@@ -85,13 +84,12 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-HEAD = """\
-# Rehearsed: {choices} {when}.
-# Stand-in: {about}.
-# Cost in privacy: {cost}.
-# {predicted}
-# {trust}
-"""
+def group_trials(trials: Sequence[Trial]) -> dict[str, dict[int, Trial]]:
+    """Return the trials by setting (`encode_setting`), then by seed."""
+    found: dict[str, dict[int, Trial]] = {}
+    for trial in trials:
+        found.setdefault(encode_setting(trial.setting), {})[trial.seed] = trial
+    return found
 
 
 def explain_choices(
@@ -103,10 +101,7 @@ def explain_choices(
     finalists), and the first seed's metric among all settings.
     """
     show = partial(format_gain, trials[0].metric)
-    found: dict[str, dict[int, Trial]] = {}
-    for trial in trials:
-        found.setdefault(encode_setting(trial.setting), {})[trial.seed] = trial
-    why: dict[str, str] = {}
+    found, why = group_trials(trials), {}
     knobs: list[Ladder | Fork] = [*space.ladders, *space.forks]
     for knob in knobs:
         groups, alone = [], True
@@ -121,9 +116,9 @@ def explain_choices(
             alone = alone and not others
             name += "" if is_alike else ", beside other changes"
             if others or len(some) > 1:
-                first = [f"{_format_value(chosen[knob.key])}: {show(best)}"]
-                rest = [f"{_format_value(v)}: {show(a)}" for v, a in others[:4]]
-                groups.append(f"{name}: {', '.join(first + rest)}")
+                pairs = [(chosen[knob.key], best), *others[:4]]
+                values = (f"{_format_value(value)}: {show(mean)}" for value, mean in pairs)
+                groups.append(f"{name}: {', '.join(values)}")
             if len(seeds) == 1:
                 break
         groups += ["no other value was tried"] if alone else []
@@ -145,59 +140,8 @@ def _list_alternatives(
     return sorted(best.items(), key=lambda pair: -pair[1]), bool(alike or not others)
 
 
-def format_rounds(planned: int, used: float) -> str:
-    """Format a plan's number of rounds, and how many are done if that differs.
-
-    >>> format_rounds(160, 160.0), format_rounds(320, 160.2)
-    ('160', '320 at most, about 160 done')
-    """
-    return f"{planned:,}" + ("" if round(used) == planned else f" at most, about {used:,.0f} done")
-
-
 def _format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def comment_plan(
-    plan: Plan,
-    space: Space,
-    chosen: Setting,
-    why: dict[str, str],
-    prediction: Prediction,
-    about: str,
-    trust: str,
-    cost: Cost,
-) -> str:
-    """Return the plan as TOML with a comment above every key that was chosen."""
-    changes = space.list_changes(chosen)
-    by_key = {key: why[key] for key in why if key in changes}
-    for fork in space.forks:
-        name = chosen[fork.key]
-        key = "model.name" if fork.key == "model" else fork.key
-        if name != AS_PLANNED:
-            key = next(iter(fork.options[name](1.0)))
-        by_key.setdefault(key, why[fork.key])
-    if ROUNDS in by_key and round(prediction.rounds) != plan.rounds.rounds:
-        rounds = format_rounds(plan.rounds.rounds, prediction.rounds)
-        by_key[ROUNDS] += f"; with the schedule chosen {rounds}"
-    lines, section = [], ""
-    for line in plan.to_toml().splitlines():
-        if found := re.fullmatch(r"\[(\w+)\]", line):
-            section = found[1]
-        key = f"{section}.{line.partition(' = ')[0]}"
-        if " = " in line and key in by_key:
-            lines += _wrap_comment(by_key[key])
-        lines.append(line)
-    head = HEAD.format(
-        choices=", ".join(why) or "nothing",
-        when=cost.when,
-        about=about,
-        cost=cost.sentence,
-        predicted=prediction.describe(),
-        trust=trust,
-    )
-    head_lines = [wrapped for line in head.splitlines() for wrapped in _wrap_comment(line[2:])]
-    return "\n".join([*head_lines, *lines]) + "\n"
 
 
 def _wrap_comment(text: str) -> list[str]:
@@ -239,57 +183,38 @@ class Prediction:
         pairs = zip(self.unnoised or (), self.values, strict=True)
         return statistics.stdev(without - noised for without, noised in pairs)
 
+    @property
+    def kind(self) -> Literal["range", "cost", "unknown"]:
+        """What can be said: where it will lie, what the budget costs, or neither."""
+        if self.low is not None:
+            return "range"
+        return "cost" if self.lost >= 0 else "unknown"
+
     def describe(self) -> str:
         """Describe the prediction in a sentence or two."""
-        show = partial(format_gain, self.metric)
-        name = "" if self.metric == "accuracy" else f"{GAINS[self.metric]} "
-        if (self.low is None or self.high is None) and self.lost < 0:
-            return (
-                "What the budget costs cannot be said on this stand-in: without noise the same "
-                f"settings reach {name}{show(self.mean + self.lost)}, less than the "
-                f"{show(self.mean)} with it, because steps and rounds that suit the noise do "
-                "not suit a run without it. Synthetic rows cannot say how good your model will be."
-            )
-        if self.low is None or self.high is None:
-            lost, deviation = (
-                format_difference(self.metric, value) for value in (self.lost, self.lost_deviation)
-            )
-            return (
-                f"On the stand-in the budget costs {lost.removesuffix(' points')} ± {deviation}: "
-                f"{name}{show(self.mean)} with its noise, {show(self.mean + self.lost)} without, "
-                f"{len(self.values)} seeds each. Synthetic rows cannot say how good your model "
-                "will be."
-            )
-        left_out = (
-            ""
-            if self.tested
-            else " The range does not include the chance of its test rows, which are in a file."
-        )
-        return (
-            f"Predicted on the stand-in: {name}{show(self.mean).removesuffix(' %')} ± "
-            f"{show(self.deviation)}, 95 % of runs between {show(self.low)} and {show(self.high)} "
-            f"if the clients' rows are like these.{left_out}"
-        )
+        is_whole = self.kind != "range" or self.tested
+        return self._say("text") + ("" if is_whole else WORDS["prediction"]["range"]["file"])
 
     def summarise(self) -> str:
         """Summarise the prediction for a headline."""
-        if self.low is None and self.lost < 0:
-            return "the stand-in cannot say what the budget costs"
+        return self._say("short")
+
+    def _say(self, length: str) -> str:
+        show, differ = partial(format_gain, self.metric), partial(format_difference, self.metric)
         name = "" if self.metric == "accuracy" else f"{GAINS[self.metric]} "
-        if self.low is None:
-            cost = f"{name and 'in '}{name}{format_difference(self.metric, self.lost)}"
-            return f"the budget costs {cost} on the stand-in"
-        return f"{name}{format_gain(self.metric, self.mean)} predicted on the stand-in"
+        said = {"name": name, "in_name": name and f"in {name}", "seeds": len(self.values)}
+        said |= {"mean": show(self.mean), "number": show(self.mean).removesuffix(" %")}
+        if self.low is not None and self.high is not None:
+            said |= {"low": show(self.low), "high": show(self.high)}
+            said |= {"deviation": show(self.deviation)}
+        else:
+            said |= {"lost": differ(self.lost), "deviation": differ(self.lost_deviation)}
+            said |= {"lost_number": differ(self.lost).removesuffix(" points")}
+            said |= {"noiseless": show(self.mean + self.lost)}
+        return str(WORDS["prediction"][self.kind][length].format(**said))
 
     def to_json(self) -> PredictionEntry:
         """Return the part of rehearsal.json."""
-        without: WithoutNoiseEntry | None = None
-        if self.unnoised is not None:
-            without = {
-                "accuracies": list(self.unnoised),
-                "lost": self.lost,
-                "deviation": self.lost_deviation,
-            }
         return {
             "of": "the stand-in",
             "metric": self.metric,
@@ -300,7 +225,13 @@ class Prediction:
             "high": self.high,
             "rounds": self.rounds,
             "tested": self.tested,
-            "without_noise": without,
+            "without_noise": None
+            if self.unnoised is None
+            else {
+                "accuracies": list(self.unnoised),
+                "lost": self.lost,
+                "deviation": self.lost_deviation,
+            },
         }
 
 
@@ -339,7 +270,7 @@ def predict_run(
     )
 
 
-def count_test_rows(plan: Plan, real: RealFederation) -> int | None:
+def count_test_rows(plan: Plan, real: ClientSizes) -> int | None:
     """Return how many rows the plan will be tested on, or None if they are in a file.
 
     A share is one of the whole table, of which `real` has what validation and test leave.
@@ -353,7 +284,7 @@ def count_test_rows(plan: Plan, real: RealFederation) -> int | None:
         return DATASETS[name].own_test or None
     if isinstance(test, float):
         share, rows = sum_held_out(plan)
-        return max(1, round(test * (real.rows + rows) / (1 - share)))
+        return max(1, round(test * (sum(real) + rows) / (1 - share)))
     return test if isinstance(test, int) else None
 
 
@@ -407,12 +338,17 @@ class Rehearsal:
     factor: float  # f: a client of the stand-in holds 1/f of the rows, at the real noise
     prediction: Prediction
     reasons: dict[str, str]
-    theory: Theory | None
+    theory: TheoryEntry | None
     trials: tuple[Trial, ...]
     seeds: tuple[int, ...]  # that chose
     complete: bool  # whether the search ended before the runs or minutes were used up
     seed: int
     sittings: tuple[dict[str, str], ...] = ()  # version and backend of each session, in order
+
+    @cached_property
+    def by_setting(self) -> dict[str, dict[int, Trial]]:
+        """The trials by setting and seed."""
+        return group_trials(self.trials)
 
     @property
     def baseline(self) -> Trial:
@@ -424,10 +360,10 @@ class Rehearsal:
 
         The first is of what, the second has both values.
         """
-        by = {(encode_setting(t.setting), t.seed): t.value for t in self.trials}
-        pair = [encode_setting(setting) for setting in (self.setting, self.baseline.setting)]
-        seeds = [s for s in self.seeds if all((key, s) in by for key in pair)]
-        means = [statistics.fmean(by[key, s] for s in seeds) for key in pair]
+        keys = (encode_setting(setting) for setting in (self.setting, self.baseline.setting))
+        both = [self.by_setting[key] for key in keys]
+        seeds = [seed for seed in self.seeds if all(seed in trials for trials in both)]
+        means = [statistics.fmean(trials[seed].value for seed in seeds) for trials in both]
         of = f"{self.metric} as chosen and as given, on the rows that chose"
         same = f"{format_count(len(seeds), 'seed')}, the same for both"
         return f"{of} ({same})", " and ".join(map(self.format_value, means))
@@ -450,7 +386,10 @@ class Rehearsal:
     @property
     def rounds(self) -> str:
         """T₀ of the plan, and how many rounds are done if that is less."""
-        return format_rounds(self.plan.rounds.rounds, self.prediction.rounds)
+        planned, done = self.plan.rounds.rounds, self.prediction.rounds
+        return f"{planned:,}" + (
+            "" if round(done) == planned else f" at most, about {done:,.0f} done"
+        )
 
     @property
     def mixed(self) -> str | None:
@@ -466,19 +405,16 @@ class Rehearsal:
     @property
     def chance(self) -> float:
         """The standard error of the metric on the rows that choose."""
-        by = {(encode_setting(t.setting), t.seed): t for t in self.trials}
-        return by[encode_setting(self.setting), self.seeds[0]].estimate_error(self.rows.choosing)
+        trial = self.by_setting[encode_setting(self.setting)][self.seeds[0]]
+        return trial.estimate_error(self.rows.choosing)
 
     @property
     def finalists(self) -> list[float]:
         """The mean accuracies of the settings that were tried with all seeds, the choice first."""
-        by: dict[str, dict[int, float]] = {}
-        for trial in self.trials:
-            by.setdefault(encode_setting(trial.setting), {})[trial.seed] = trial.value
         full = {
-            key: statistics.fmean(accuracies[seed] for seed in self.seeds)
-            for key, accuracies in by.items()
-            if all(seed in accuracies for seed in self.seeds)
+            key: statistics.fmean(trials[seed].value for seed in self.seeds)
+            for key, trials in self.by_setting.items()
+            if trials.keys() >= {*self.seeds}
         }
         best = full.pop(encode_setting(self.setting))
         return [best, *sorted(full.values(), reverse=True)]
@@ -504,17 +440,42 @@ class Rehearsal:
         )
 
     def to_toml(self, folder: Path | None = None) -> str:
-        """Return the content of plan.toml, with file names relative to `folder`, its folder."""
-        return comment_plan(
-            self.plan if folder is None else relocate_plan(self.plan, folder),
-            self.space,
-            self.setting,
-            self.reasons,
-            self.prediction,
-            self.rows.about,
+        """Return plan.toml, with a comment above every key that was chosen.
+
+        File names are relative to `folder`, where it will lie.
+        """
+        head = (
+            f"Rehearsed: {', '.join(self.reasons) or 'nothing'} {self.cost.when}.",
+            f"Stand-in: {self.rows.about}.",
+            f"Cost in privacy: {self.cost.sentence}.",
+            self.prediction.describe(),
             self.rows.trust,
-            self.cost,
         )
+        lines = [line for text in head for line in _wrap_comment(text)]
+        plan = self.plan if folder is None else relocate_plan(self.plan, folder)
+        comments, section = self._comment_keys(), ""
+        for line in plan.to_toml().splitlines():
+            if found := re.fullmatch(r"\[(\w+)\]", line):
+                section = found[1]
+            key, equals, _ = line.partition(" = ")
+            if equals and (comment := comments.get(f"{section}.{key}")):
+                lines += _wrap_comment(comment)
+            lines.append(line)
+        return "\n".join(lines) + "\n"
+
+    def _comment_keys(self) -> dict[str, str]:
+        """Return the reason for each key of the plan that was chosen."""
+        changes = self.space.list_changes(self.setting)
+        comments = {key: reason for key, reason in self.reasons.items() if key in changes}
+        for fork in self.space.forks:
+            name = self.setting[fork.key]
+            key = "model.name" if fork.key == "model" else fork.key
+            if name != AS_PLANNED:
+                key = next(iter(fork.options[name](1.0)))
+            comments.setdefault(key, self.reasons[fork.key])
+        if ROUNDS in comments and " " in self.rounds:
+            comments[ROUNDS] += f"; with the schedule chosen {self.rounds}"
+        return comments
 
     def to_json(self) -> RehearsalDocument:
         """Return the content of rehearsal.json; `sottovoce schema rehearsal` describes it."""
@@ -546,7 +507,7 @@ class Rehearsal:
             },
             "privacy_cost": self.cost.to_json(),
             "prediction": self.prediction.to_json(),
-            "theory": None if self.theory is None else self.theory.to_json(),
+            "theory": self.theory,
             "runs": [cast(TrialEntry, asdict(trial)) for trial in self.trials],
         }
 
@@ -583,7 +544,7 @@ def rehearse(
         raise InputError.of("--minutes", minutes, "a number above 0", "how long it may take")
     real = announce_federation(plan, clients, samples)
     ruled = plan.replace(**{"local.learning_rate": "auto"})
-    ruled = ruled.choose_learning_rate(real.sizes, plan.recipe().clip)
+    ruled = ruled.choose_learning_rate(real, plan.recipe().clip)
     plan = ruled if plan.local.learning_rate == "auto" else plan
     folder = None if out is None else _prepare_folder(Path(out), resume)
     rows = make_stand_in(plan, real, public, seed=seed)
@@ -606,7 +567,7 @@ def rehearse(
             "stand-in": rows.fingerprint(),
             "seed": seed,
             "keep": sorted(keep),
-            "federation": [len(real.sizes), sum(real.sizes), factor],  # --clients, --samples
+            "federation": [len(real), sum(real), factor],  # --clients, --samples
         }
         known, sittings = read_trials(folder, head, sitting)
     trials = Trials(
@@ -740,11 +701,13 @@ def run_command(
 def format_summary(result: Rehearsal, folder: Path) -> str:
     """Return what the terminal shows at the end."""
     lines = [f"{key:<20} {_format_value(result.setting[key])}" for key in result.reasons]
-    theory = "" if result.theory is None else f"Theorem 2 prefers T = {result.theory.best_rounds}"
+    theory = (
+        "" if result.theory is None else f"Theorem 2 prefers T = {result.theory['best_rounds']}"
+    )
     return "\n".join(
         [
             *lines,
-            *([] if result.rounds.isdigit() else [f"{'rounds of the plan':<20} {result.rounds}"]),
+            *([] if " " not in result.rounds else [f"{'rounds of the plan':<20} {result.rounds}"]),
             "",
             *_wrap_text(result.prediction.describe()),
             *_wrap_text(result.describe_doubt()),
@@ -851,21 +814,16 @@ def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
     show = result.format_value
     mean = show(prediction.mean)
     if prediction.low is None or prediction.high is None:
-        noiseless = show(prediction.mean + prediction.lost)
+        lost = format_difference(prediction.metric, prediction.lost)
         reached = [
-            (
-                "the budget costs, on the stand-in",
-                "unknown"
-                if prediction.lost < 0
-                else format_difference(prediction.metric, prediction.lost),
-            ),
-            ("with and without its noise", f"{mean} / {noiseless}"),
+            ("the budget costs, on the stand-in", lost if prediction.kind == "cost" else "unknown"),
+            ("with and without its noise", f"{mean} / {show(prediction.mean + prediction.lost)}"),
         ]
     else:
-        low, high = show(prediction.low), show(prediction.high)
+        ends = f"{show(prediction.low)} – {show(prediction.high)}"
         reached = [
             ("predicted on the stand-in", mean),
-            ("95 % of runs on the stand-in", f"{low} – {high}"),
+            ("95 % of runs on the stand-in", ends),
         ]
     rounds = "rounds T, rehearsed"
     if round(prediction.rounds) != planned:
@@ -874,7 +832,7 @@ def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
         *reached,
         result.compare_with_given(),
         (rounds, format_whole(prediction.rounds)),
-        ("rounds T, Theorem 2", "–" if theory is None else f"{theory.best_rounds:,}"),
+        ("rounds T, Theorem 2", "–" if theory is None else f"{theory['best_rounds']:,}"),
         ("cost in privacy", result.cost.tile),
     ]
 

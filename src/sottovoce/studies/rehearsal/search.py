@@ -30,18 +30,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from sottovoce.data.federated import Given, Samples
 from sottovoce.errors import InputError, RunError
 from sottovoce.models import features, metrics
-from sottovoce.models.base import JaxModel, Params, Regression, predict_numbers
+from sottovoce.models.base import JaxModel, predict_numbers
 from sottovoce.plan import Plan
+from sottovoce.privacy.gaussian import Floats
 from sottovoce.runs.trained import Trained
 from sottovoce.schedules.algorithms import Bound, Landscape
 from sottovoce.schemas import TheoryEntry
@@ -58,130 +61,81 @@ from sottovoce.studies.rehearsal.space import (
     Setting,
     Space,
     encode_setting,
-    sort_distinct,
 )
 from sottovoce.studies.rehearsal.standin import StandIn
 
 STEPS, ROWS, POWERS = 300, 2048, 20
 
 
-@dataclass(frozen=True)
-class Theory:
-    """The estimated constants, and the T that Theorem 2 prefers with them."""
-
-    smoothness: float
-    curvature: float
-    gap: float
-    divergence: float
-    learning_rate: float
-    dimension: int
-    best_rounds: int
-
-    def to_json(self) -> TheoryEntry:
-        """Return the part of rehearsal.json."""
-        return cast(TheoryEntry, asdict(self))
-
-
-def estimate_theory(federation: Federation, seed: int) -> Theory | None:
+def estimate_theory(federation: Federation, seed: int) -> TheoryEntry | None:
     """Estimate Theorem 2 for a federation; return None where its assumptions cannot be met."""
-    model = federation.model
+    model, plan, held = federation.model, federation.plan, federation.held
     if not isinstance(model, JaxModel):
         return None
-    held = federation.held
+    params = model.draw_parameters(seed)
+    first, restore = ravel_pytree(params)
+
+    def mean_loss(w: jax.Array, x: Any, y: Any) -> jax.Array:
+        return jnp.mean(model.loss(restore(w), jnp.asarray(x), jnp.asarray(y)))
+
     pick = np.random.default_rng(seed).permutation(len(held.train.y))[:ROWS]
-    x, y = jnp.asarray(held.train.x[pick]), jnp.asarray(held.train.y[pick])
-    first = model.draw_parameters(seed)
+    loss = partial(mean_loss, x=held.train.x[pick], y=held.train.y[pick])
+    leaves = jax.tree.leaves(params)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    start = jnp.concatenate([
+        jax.random.normal(key, (leaf.size,)) for key, leaf in zip(keys, leaves, strict=True)
+    ])  # fmt: skip
+    divergence = 0.0
+    if plan.per_round < plan.clients:
+        clients = [held.client(i) for i in range(min(len(held.samples), 50))]
+        slopes = np.stack([jax.grad(mean_loss)(first, client.x, client.y) for client in clients])
+        divergence = float(np.mean(np.sum((slopes - slopes.mean(axis=0)) ** 2, axis=1)))
     try:
-        smoothness = _estimate_smoothness(model, first, x, y)
-        losses, squares, last = _descend(model, first, x, y, 1 / smoothness)
-        smoothness = max(smoothness, _estimate_smoothness(model, last, x, y))
-        least = float(losses.min())
-        gap = float(losses[0]) - least
-        head = len(losses) // 2
+        smoothness = _estimate_smoothness(loss, first, start)
+        losses, squares, last = _descend(loss, first, 1 / smoothness)
+        smoothness = max(smoothness, _estimate_smoothness(loss, last, start))
+        least, head = float(losses.min()), len(losses) // 2
         slopes = squares[:head] / (2 * np.maximum(losses[:head] - least, 1e-12))
-        eta = min(federation.plan.local.rate, 1 / smoothness * (1 - 1e-6))
-        loss = Landscape(
+        eta = min(plan.local.rate, 1 / smoothness * (1 - 1e-6))
+        landscape = Landscape(
             smoothness=smoothness,
             curvature=min(float(slopes.min()), smoothness),
-            gap=gap,
+            gap=float(losses[0]) - least,
             learning_rate=eta,
-            divergence=_estimate_divergence(federation, first),
+            divergence=divergence,
         )
-        share = eta / federation.plan.local.rate
         bound = Bound.from_derivation(
-            loss,
-            sensitivity=federation.sensitivity * share,
+            landscape,
+            sensitivity=federation.sensitivity * (eta / plan.local.rate),
             worth=federation.capacity * federation.terms.honest,
-            per_round=federation.plan.per_round,
+            per_round=plan.per_round,
             dimension=federation.dimension,
         )
     except InputError:  # a loss that does not fall, or is not finite
         return None
-    return Theory(
-        smoothness=loss.smoothness,
-        curvature=loss.curvature,
-        gap=loss.gap,
-        divergence=loss.divergence,
-        learning_rate=eta,
-        dimension=federation.dimension,
-        best_rounds=bound.best_rounds(),
-    )
+    size = {"dimension": federation.dimension, "best_rounds": bound.best_rounds()}
+    return cast(TheoryEntry, asdict(landscape) | size)
 
 
-def _mean_loss(model: JaxModel, x: jax.Array, y: jax.Array) -> Any:
-    return lambda w: jnp.mean(model.loss(w, x, y))
-
-
-def _sum_squares(tree: Params) -> jax.Array:
-    return jnp.asarray(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
-
-
-def _descend(
-    model: JaxModel, first: Params, x: jax.Array, y: jax.Array, rate: float
-) -> tuple[Any, Any, Params]:
+def _descend(loss: Any, first: jax.Array, rate: float) -> tuple[Floats, Floats, jax.Array]:
     """Return losses and squared gradient norms of full gradient descent, and its last model."""
-    value = jax.value_and_grad(_mean_loss(model, x, y))
 
-    def step(w: Params, _: None) -> tuple[Params, tuple[jax.Array, jax.Array]]:
-        loss, slope = value(w)
-        square = _sum_squares(slope)
-        return jax.tree.map(lambda a, g: a - rate * g, w, slope), (loss, square)
+    def step(w: jax.Array, _: None) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        value, slope = jax.value_and_grad(loss)(w)
+        return w - rate * slope, (value, slope @ slope)
 
     last, (losses, squares) = jax.jit(lambda w: jax.lax.scan(step, w, None, STEPS))(first)
     return np.asarray(losses, float), np.asarray(squares, float), last
 
 
-def _estimate_smoothness(model: JaxModel, at: Params, x: jax.Array, y: jax.Array) -> float:
-    slope = jax.grad(_mean_loss(model, x, y))
-    keys = jax.random.split(jax.random.key(0), len(jax.tree.leaves(at)))
-    form = jax.tree.structure(at)
-    leaves = [
-        jax.random.normal(key, leaf.shape)
-        for key, leaf in zip(keys, jax.tree.leaves(at), strict=True)
-    ]
+def _estimate_smoothness(loss: Any, at: jax.Array, start: jax.Array) -> float:
+    def power(v: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        curved = jax.jvp(jax.grad(loss), (at,), (v,))[1]
+        norm = jnp.linalg.norm(curved)
+        return curved / jnp.maximum(norm, 1e-30), norm
 
-    def power(v: Params, _: None) -> tuple[Params, jax.Array]:
-        curved = jax.jvp(slope, (at,), (v,))[1]
-        norm = jnp.sqrt(_sum_squares(curved))
-        return jax.tree.map(lambda leaf: leaf / jnp.maximum(norm, 1e-30), curved), norm
-
-    start = jax.tree.unflatten(form, leaves)
     _, norms = jax.jit(lambda v: jax.lax.scan(power, v, None, POWERS))(start)
     return float(norms[-1])
-
-
-def _estimate_divergence(federation: Federation, at: Params) -> float:
-    model, held = federation.model, federation.held
-    if federation.plan.per_round == federation.plan.clients or not isinstance(model, JaxModel):
-        return 0.0
-
-    def flat(x: Any, y: Any) -> Any:
-        slope = jax.grad(_mean_loss(model, jnp.asarray(x), jnp.asarray(y)))(at)
-        return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(slope)])
-
-    clients = range(min(len(held.samples), 50))
-    slopes = np.stack([flat(held.client(i).x, held.client(i).y) for i in clients])
-    return float(np.mean(np.sum((slopes - slopes.mean(axis=0)) ** 2, axis=1)))
 
 
 NOISE, WITHOUT = "noise", "none"  # a setting with this key and value is run without noise
@@ -285,18 +239,14 @@ class Trials:
 
         With `must` they are run in any case.
         """
-        fresh: dict[tuple[str, int], Setting] = {}
-        for setting, seed in jobs:
-            where = encode_setting(setting), seed
-            if where not in self.asked:
-                fresh[where] = setting
+        fresh = {(encode_setting(setting), seed): setting for setting, seed in jobs}
+        fresh = {where: setting for where, setting in fresh.items() if where not in self.asked}
         left = max(0, self.limit - reserve - len(self.asked))
         granted = list(fresh) if must else list(fresh)[:left]
         for where in granted:
             self.asked[where] = stage
             self.settings[where[0]] = fresh[where]
-        missing = [where for where in granted if where not in self.done]
-        self._run_missing(stage, missing, must)
+        self._run_missing(stage, [where for where in granted if where not in self.done], must)
         if len(granted) < len(fresh):
             raise Spent
 
@@ -309,13 +259,10 @@ class Trials:
 
         def rank(setting: Setting) -> tuple[float, float, float]:
             trials = [self.done[encode_setting(setting), seed] for seed in seeds]
-            losses = [float("inf") if trial.loss is None else trial.loss for trial in trials]
+            accuracy = round(self.average_accuracy(setting, seeds), 9)
             rounds = statistics.fmean(trial.rounds for trial in trials)
-            return (
-                -round(self.average_accuracy(setting, seeds), 9),
-                rounds,
-                statistics.fmean(losses),
-            )
+            losses = (math.inf if trial.loss is None else trial.loss for trial in trials)
+            return -accuracy, rounds, statistics.fmean(losses)
 
         known = [
             s for s in settings if all((encode_setting(s), seed) in self.done for seed in seeds)
@@ -324,20 +271,17 @@ class Trials:
             raise Spent
         return min(known, key=rank)
 
-    def list_tried(self, seeds: Sequence[int]) -> list[Setting]:
-        """List the settings that were tried with all these seeds, in order."""
+    def list_tried(self, seed: int) -> list[Setting]:
+        """List the settings that were tried with this seed, in order."""
         found = dict.fromkeys(key for key, _ in self.asked)
-        return [
-            self.settings[key]
-            for key in found
-            if all((key, seed) in self.asked and (key, seed) in self.done for seed in seeds)
-        ]
+        wanted = ((key, seed) for key in found)
+        return [self.settings[w[0]] for w in wanted if w in self.asked and w in self.done]
 
     def list_trials(self) -> list[Trial]:
         """List the trials of this rehearsal, in order."""
         return [self.done[where] for where in self.asked if where in self.done]
 
-    def estimate_theory(self, setting: Setting, seed: int) -> Theory | None:
+    def estimate_theory(self, setting: Setting, seed: int) -> TheoryEntry | None:
         """Estimate Theorem 2 for this setting on the stand-in."""
         plan = self._apply_setting(setting)
         given = self._prepare_rows(_build_features(plan, self.rows.shape))
@@ -387,14 +331,8 @@ class Trials:
                 for i, trained in simulate_each(plans, seeds=seeds, given=rows, on=self.on):
                     now = time.monotonic()
                     where = keys[i // len(seeds)], seeds[i % len(seeds)]
-                    trial = _make_trial(
-                        stage,
-                        self.settings[where[0]],
-                        trained,
-                        judges,
-                        now - since,
-                        self.rows.target,
-                    )
+                    setting = self.settings[where[0]]
+                    trial = self._make_trial(stage, setting, trained, judges, now - since)
                     self._store_trial(where, trial)
                     since = now
                     interrupts.check()
@@ -411,6 +349,42 @@ class Trials:
             lens = _build_features(self._apply_setting(self.settings[key]), self.rows.shape)
             groups.setdefault((lens, tuple(some)), []).append(key)
         return [(keys, list(some)) for (_, some), keys in groups.items()]
+
+    def _make_trial(
+        self, stage: str, setting: Setting, trained: Trained, judges: Samples, seconds: float
+    ) -> Trial:
+        """Make a trial of the final model, which may be an average, on rows that choose."""
+        loss, accuracy = score_model(trained.model, trained.params, judges)
+        result, target = trained.record["result"], self.rows.target
+        metric, gains = result["headline"]["metric"], {}
+        if metric != "accuracy":
+            if target is None:
+                answer = trained.model.answer(trained.params, judges.x)
+                measured = metrics.measure_classes(judges.y, *answer)[metric]
+            else:
+                numbers = target.restore(predict_numbers(trained.model, trained.params, judges.x))
+                measured = metrics.measure_regression(target.restore(judges.y), numbers)[metric]
+            told = result["metrics"][metric]
+            # An error in the target's unit is one in shares of its range.
+            width = target.high - target.low if target is not None and metric != "r2" else 1.0
+            gains = {
+                "gain": metrics.to_gain(metric, measured.value, width),
+                "error": _keep_finite(measured.error / width),
+                "test_gain": metrics.to_gain(metric, told["value"], width),
+                "test_error": _keep_finite(told["error"] / width),
+            }
+        return Trial(
+            stage=stage,
+            setting=dict(setting),
+            seed=int(trained.record["seed"]),
+            loss=_keep_finite(loss),
+            accuracy=accuracy if target is None else None,
+            test_accuracy=_keep_finite(trained.accuracy),
+            rounds=trained.rounds_used,
+            seconds=round(seconds, 3),
+            metric=metric,
+            **gains,
+        )
 
     def _store_trial(self, where: tuple[str, int], trial: Trial) -> None:
         self.done[where] = trial
@@ -446,48 +420,6 @@ class Trials:
 def _build_features(plan: Plan, shape: tuple[int, ...]) -> Any:
     model = plan.model
     return features.build(model.features, shape, model.cell, model.upright, model.colours)
-
-
-def _make_trial(
-    stage: str,
-    setting: Setting,
-    trained: Trained,
-    judges: Samples,
-    seconds: float,
-    target: Regression | None,
-) -> Trial:
-    """Make a trial of the final model, which may be an average of iterates, on rows that choose."""
-    loss, accuracy = score_model(trained.model, trained.params, judges)
-    result = trained.record["result"]
-    metric, gains = result["headline"]["metric"], {}
-    if metric != "accuracy":
-        if target is None:
-            answer = trained.model.answer(trained.params, judges.x)
-            measured = metrics.measure_classes(judges.y, *answer)[metric]
-        else:
-            numbers = target.restore(predict_numbers(trained.model, trained.params, judges.x))
-            measured = metrics.measure_regression(target.restore(judges.y), numbers)[metric]
-        told = result["metrics"][metric]
-        # An error in the target's unit is one in shares of its range.
-        width = target.high - target.low if target is not None and metric != "r2" else 1.0
-        gains = {
-            "gain": metrics.to_gain(metric, measured.value, width),
-            "error": _keep_finite(measured.error / width),
-            "test_gain": metrics.to_gain(metric, told["value"], width),
-            "test_error": _keep_finite(told["error"] / width),
-        }
-    return Trial(
-        stage=stage,
-        setting=dict(setting),
-        seed=int(trained.record["seed"]),
-        loss=_keep_finite(loss),
-        accuracy=accuracy if target is None else None,
-        test_accuracy=_keep_finite(trained.accuracy),
-        rounds=trained.rounds_used,
-        seconds=round(seconds, 3),
-        metric=metric,
-        **gains,
-    )
 
 
 def _keep_finite(value: float) -> float | None:
@@ -559,19 +491,15 @@ def choose_seeds(seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     >>> choose_seeds(0)
     ((1, 2, 3, 4), (51, 52, 53, 54, 55))
     """
-    base = 100 * seed
-    return tuple(range(base + 1, base + 1 + CONFIRMED)), tuple(
-        range(base + 51, base + 51 + PREDICTED)
-    )
+    first, fresh = 100 * seed + 1, 100 * seed + 51
+    return tuple(range(first, first + CONFIRMED)), tuple(range(fresh, fresh + PREDICTED))
 
 
 def search_settings(space: Space, trials: Trials, seed: int = 0) -> Found:
     """Search for the setting to recommend."""
-    choosing, _ = choose_seeds(seed)
-    seeking = _Search(space, trials, choosing)
-    complete = True
+    seeking, complete = _Search(space, trials, choose_seeds(seed)[0]), True
+    trials.share = SEEKING
     try:
-        trials.share = SEEKING
         seeking.run_stages()
     except Spent:
         complete = False
@@ -593,9 +521,9 @@ class _Search:
         return self.trials.choose_best(settings, self.seeds[:count])
 
     def run_stages(self) -> None:
-        start, *ruled = self.defaults
-        self.trials.run_jobs("as planned", [(start, self.seeds[0])], must=True)
-        self.trials.run_jobs("public rule", [(s, self.seeds[0]) for s in ruled], must=True)
+        start = self.defaults[0]
+        for stage, setting in zip(("as planned", "public rule"), self.defaults, strict=False):
+            self.trials.run_jobs(stage, [(setting, self.seeds[0])], must=True)
         best = self.compare_models(start)
         best = self.climb("steps of two", best, 2.0)
         best = self.compare_options(best)
@@ -603,19 +531,16 @@ class _Search:
         self.climb("steps of √2", best, 2**0.5, count=2, most=2)
 
     def compare_models(self, start: Setting) -> Setting:
-        fork = self.space.find_fork("model")
-        names = [AS_PLANNED] if fork is None else [AS_PLANNED, *fork.options]
-        plain = self.space.fix_rounds(start)
-        every = {name: plain if fork is None else {**plain, "model": name} for name in names}
+        fork, plain = self.space.find_fork("model"), self.space.fix_rounds(start)
+        names = () if fork is None else (AS_PLANNED, *fork.options)
+        models = [{**plain, "model": name} for name in names] or [plain]
         crossed = list(_list_coarse_pairs(self.space))
-        traded = _pick_trade_offs(crossed)
-        tried = {name: [{**body, **pair} for pair in traded] for name, body in every.items()}
-        self.run_jobs("models", [setting for settings in tried.values() for setting in settings])
-        ranked = sorted(
-            names, key=lambda name: -self._average_accuracy(self.choose_best(tried[name]))
-        )
-        kept = ranked[: max(1, (len(ranked) + 1) // 2)]
-        grids = [{**every[name], **pair} for name in kept for pair in crossed]
+        tried = [[{**model, **pair} for pair in _pick_trade_offs(crossed)] for model in models]
+        self.run_jobs("models", list(itertools.chain(*tried)))
+        reached = [self._average_accuracy(self.choose_best(settings)) for settings in tried]
+        ranked = sorted(range(len(models)), key=lambda i: -reached[i])
+        kept = [models[i] for i in ranked[: (len(models) + 1) // 2]]
+        grids = [{**model, **pair} for model in kept for pair in crossed]
         self.run_jobs("coarse grid", grids)
         return self.choose_best([*self.defaults, *grids])
 
@@ -647,12 +572,8 @@ class _Search:
 
     def search_grid(self, best: Setting) -> Setting:
         """Try all pairs (T, η) around the best, and more where the best is at the edge."""
-        axes = {
-            ladder.key: _list_around(ladder, float(best[ladder.key]))
-            for ladder in self.space.ladders
-            if ladder.key in (ROUNDS, RATE)
-        }
-        ladders = {ladder.key: ladder for ladder in self.space.ladders}
+        ladders = {ladder.key: ladder for ladder in _list_grid_ladders(self.space)}
+        axes = {key: _list_around(ladder, float(best[key])) for key, ladder in ladders.items()}
         for _ in range(MOST_STEPS):
             pairs = itertools.product(*axes.values())
             points = [{**best, **dict(zip(axes, pair, strict=True))} for pair in pairs]
@@ -664,7 +585,7 @@ class _Search:
                 for edge, ratio in ((values[0], 0.5), (values[-1], 2.0)):
                     further = ladders[key].find_next(at, ratio) if at == edge else None
                     if further is not None and further not in values:
-                        axes[key] = sort_distinct([*values, further])
+                        axes[key] = sorted({*values, further})
                         grown = True
             if not grown:
                 break
@@ -676,55 +597,50 @@ class _Search:
         On synthetic rows the plan as given, or with the public rule, is among them, and stays
         unless another is better by a standard error.
         """
-        first = self.seeds[:1]
-        tried = self.trials.list_tried(first)
-        if not tried:
-            raise Spent
-        known = sorted(tried, key=lambda s: (-self._average_accuracy(s), self._count_rounds(s)))[
-            : 4 * FINALISTS
-        ]
-        known.sort(key=lambda s: (-self._average_known(s), self._count_rounds(s)))
-        default = self.choose_best(self.defaults)
-        finalists = known[:FINALISTS]
-        if self.is_made_up and default not in finalists:
+        trials, seeds = self.trials, self.seeds[:1]
+
+        def rank(setting: Setting, average: Callable[[Setting], float]) -> tuple[float, int]:
+            rounds = trials.done[encode_setting(setting), self.seeds[0]].rounds
+            return -average(setting), rounds
+
+        known = trials.list_tried(self.seeds[0])
+        known = sorted(known, key=lambda s: rank(s, self._average_accuracy))[: 4 * FINALISTS]
+        known.sort(key=lambda s: rank(s, self._average_known))
+        default, finalists = self.choose_best(self.defaults), known[:FINALISTS]
+        is_made_up = trials.rows.kind == "synthetic"  # small differences say nothing of real rows
+        if is_made_up and default not in finalists:
             finalists = [*known[: FINALISTS - 1], default]
-        seeds = first
         try:
             for count in range(2, CONFIRMED + 1):
                 jobs = [(s, seed) for seed in self.seeds[:count] for s in finalists]
-                self.trials.run_jobs("finalists", jobs, reserve=PREDICTED)
+                trials.run_jobs("finalists", jobs, reserve=PREDICTED)
                 seeds = self.seeds[:count]
         except Spent:
             complete = False
-        best = self.trials.choose_best(finalists, seeds)
-        if self.is_made_up:
-            trial = self.trials.done[encode_setting(best), seeds[0]]
-            error = trial.estimate_error(self.trials.rows.choosing)
-            near = self.trials.average_accuracy(best, seeds) - error
-            best = default if self.trials.average_accuracy(default, seeds) >= near else best
+        best = trials.choose_best(finalists, seeds)
+        if is_made_up:
+            error = trials.done[encode_setting(best), seeds[0]].estimate_error(trials.rows.choosing)
+            near = trials.average_accuracy(best, seeds) - error
+            best = default if trials.average_accuracy(default, seeds) >= near else best
         return Found(best, seeds, complete)
-
-    @property
-    def is_made_up(self) -> bool:
-        """Whether the rows were made up, so that small differences say nothing of the real ones."""
-        return self.trials.rows.kind == "synthetic"
 
     def _average_accuracy(self, setting: Setting, count: int = 1) -> float:
         return self.trials.average_accuracy(setting, self.seeds[:count])
 
-    def _count_rounds(self, setting: Setting) -> int:
-        return self.trials.done[encode_setting(setting), self.seeds[0]].rounds
-
     def _average_known(self, setting: Setting) -> float:
         """Return the mean over the seeds so far: two good runs rank above a lucky one."""
-        done = [s for s in self.seeds if (encode_setting(setting), s) in self.trials.done]
-        done = [s for s in done if (encode_setting(setting), s) in self.trials.asked]
-        return self.trials.average_accuracy(setting, done)
+        trials, key = self.trials, encode_setting(setting)
+        done = [s for s in self.seeds if (key, s) in trials.done and (key, s) in trials.asked]
+        return trials.average_accuracy(setting, done)
+
+
+def _list_grid_ladders(space: Space) -> list[Ladder]:
+    return [ladder for ladder in space.ladders if ladder.key in (ROUNDS, RATE)]
 
 
 def _list_coarse_pairs(space: Space) -> Iterator[dict[str, Any]]:
     """Yield all coarse pairs (T, η), without those of the two that are kept."""
-    ladders = [ladder for ladder in space.ladders if ladder.key in (ROUNDS, RATE)]
+    ladders = _list_grid_ladders(space)
     for values in itertools.product(*map(space.list_coarse, ladders)):
         yield {ladder.key: v for ladder, v in zip(ladders, values, strict=True)}
 
@@ -733,7 +649,7 @@ def _pick_trade_offs(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return pairs from few rounds with long steps to many with short ones; all if one is kept."""
     if not pairs or len(pairs[0]) < 2:
         return pairs
-    rounds, rates = (sort_distinct([pair[key] for pair in pairs]) for key in (ROUNDS, RATE))
+    rounds, rates = (sorted({pair[key] for pair in pairs}) for key in (ROUNDS, RATE))
     return [{ROUNDS: T, RATE: eta} for T, eta in zip(rounds, reversed(rates), strict=False)]
 
 
@@ -755,4 +671,4 @@ def _list_neighbours(space: Space, best: Setting, ratio: float) -> Iterator[dict
 
 def _list_around(ladder: Ladder, value: float) -> list[float]:
     low, high = ladder.find_next(value, 0.5), ladder.find_next(value, 2.0)
-    return sort_distinct([v for v in (low, value, high) if v is not None])
+    return sorted({v for v in (low, value, high) if v is not None})

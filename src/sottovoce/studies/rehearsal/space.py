@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from sottovoce.data.datasets import DATASETS
 from sottovoce.errors import PlanError
 from sottovoce.plan import Plan
@@ -239,21 +237,17 @@ def build_space(
     shape = known.shape if shape is None and known is not None else shape
     for key in keep:
         _require_known(plan, key)
-
-    def is_kept(key: str) -> bool:
-        section, name = split_key(key) if "." in key else ("", key)
-        return key in keep or section in keep or (not section and name in keep)
-
-    ladders = tuple(knob for knob in KNOBS if isinstance(knob, Ladder) and not is_kept(knob.key))
+    fixed = {*keep}  # keys, and whole sections
     if plan.local.clip == "median":
-        ladders = tuple(ladder for ladder in ladders if ladder.key != CLIP)
+        fixed.add(CLIP)
+    if not bodies or plan.model.name == "custom":
+        fixed.add("model")
+    if not _is_unequal(plan):
+        fixed.add("server.weights")
+    free = [knob for knob in KNOBS if not fixed & {knob.key, knob.key.partition(".")[0]}]
     forks = []
-    for knob in KNOBS:
-        if not isinstance(knob, Fork) or is_kept(knob.key):
-            continue
-        if knob.key == "model" and not (bodies and plan.model.name != "custom"):
-            continue
-        if knob.key == "server.weights" and not _is_unequal(plan):
+    for knob in free:
+        if isinstance(knob, Ladder):
             continue
         options = {
             name: option
@@ -262,6 +256,7 @@ def build_space(
         }
         if options:
             forks.append(Fork(knob.key, options, knob.why))
+    ladders = tuple(knob for knob in free if isinstance(knob, Ladder))
     return Space(plan, ladders, tuple(forks), auto)
 
 
@@ -296,7 +291,8 @@ def _is_allowed(
             old, new = old.get(name), new.get(name)
         if old != new:
             return False
-    if _is_steered(changed) and not _is_steered(plan) and plan.data.validation == 0:
+    steered = [each.rounds.schedule == "discounted" for each in (plan, changed)]
+    if steered == [False, True] and plan.data.validation == 0:
         return False  # the test rows would decide the number of rounds
     if changed.model.features is not None and not _fits_a_cell(changed.model.cell, shape):
         return False
@@ -306,11 +302,6 @@ def _is_allowed(
 def _fits_a_cell(cell: int | None, shape: tuple[int, ...]) -> bool:
     """Return whether a row is a picture of 3 to 10 cells: histograms need neither more nor less."""
     return len(shape) >= 2 and 3 <= min(shape[:2]) / (cell or 1) <= 10
-
-
-def _is_steered(plan: Plan) -> bool:
-    """Return whether the server decides the number of rounds by a loss."""
-    return plan.rounds.schedule == "discounted"
 
 
 def _is_unequal(plan: Plan) -> bool:
@@ -335,12 +326,3 @@ def _require_known(plan: Plan, key: str) -> None:
 def encode_setting(setting: Setting) -> str:
     """Return a setting as a text that is the same for equal settings."""
     return json.dumps(dict(setting), sort_keys=True, ensure_ascii=False)
-
-
-def sort_distinct(values: Sequence[float]) -> list[float]:
-    """Return the distinct values in ascending order.
-
-    >>> sort_distinct([8.0, 2.0, 8.0])
-    [2.0, 8.0]
-    """
-    return [float(v) for v in np.unique(np.asarray(values, dtype=float))]

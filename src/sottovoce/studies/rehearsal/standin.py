@@ -14,8 +14,9 @@ n does not matter and the budget stays.
 from __future__ import annotations
 
 import hashlib
+import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -36,6 +37,7 @@ from sottovoce.privacy import calibration, seeds
 from sottovoce.privacy.seeds import Purpose
 
 Floats = NDArray[np.float32]
+ClientSizes: TypeAlias = tuple[int, ...]  # rows of each client of the real federation
 
 TURN = 0.22  # radians, either way
 LEAN = 0.15  # shift of x as a share of y, either way
@@ -215,15 +217,20 @@ def make_rows(
 
 def _compute_chances(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return softmax(s·scores) with the s at which the likeliest class is right with BEST."""
-    low, high = 1e-3, 1e3
-    for _ in range(40):
-        middle = np.sqrt(low * high)
-        low, high = (
-            (middle, high)
-            if float(_compute_softmax(middle * scores).max(axis=1).mean()) < BEST
-            else (low, middle)
-        )
-    return _compute_softmax(low * scores)
+    from scipy.special import softmax
+
+    low = _bisect(lambda s: softmax(s * scores, axis=1).max(axis=1).mean(), BEST, 1e-3, 1e3, 40)
+    return np.asarray(softmax(low * scores, axis=1))
+
+
+def _bisect(
+    rise: Callable[[float], float], wanted: float, low: float, high: float, steps: int
+) -> float:
+    """Return the largest number found below which a rising function stays below what is wanted."""
+    for _ in range(steps):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if rise(middle) < wanted else (low, middle)
+    return low
 
 
 def _match_shares(chances: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -232,11 +239,6 @@ def _match_shares(chances: NDArray[np.float64], shares: NDArray[np.float64]) -> 
         chances = chances * (shares / chances.mean(axis=0))
         chances = chances / chances.sum(axis=1, keepdims=True)
     return chances
-
-
-def _compute_softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    raised = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(raised / raised.sum(axis=1, keepdims=True))
 
 
 def _draw_column(
@@ -269,22 +271,10 @@ def _draw_column(
     return out
 
 
-@dataclass(frozen=True)
-class RealFederation:
-    """What is public about the real federation: how many rows each client trains on."""
-
-    sizes: tuple[int, ...]
-
-    @property
-    def rows(self) -> int:
-        """The rows of all clients together."""
-        return sum(self.sizes)
-
-
 def announce_federation(
     plan: Plan, clients: int | None = None, samples: int | None = None
-) -> RealFederation:
-    """Return the federation that a plan describes, without opening its data.
+) -> ClientSizes:
+    """Return how many rows each client trains on, as a plan announces it: no data are opened.
 
     `samples` is the number of rows that a client holds; with `data.client` those of the whole
     table, of which validation and test take their share (as `data.tables.split_by_column` does).
@@ -306,11 +296,11 @@ def announce_federation(
     _require_budgets(plan, U)
     if isinstance(data.samples, tuple):
         sizes = data.samples
-        return RealFederation(tuple(sizes[i * len(sizes) // U] for i in range(U)))
+        return tuple(sizes[i * len(sizes) // U] for i in range(U))
     size = data.samples if data.samples is not None else samples
     if size is not None:
         size = size if data.client is None else _count_training_rows(plan, size, U)
-        return RealFederation((size,) * U)
+        return (size,) * U
     if data.name is None or data.name == "arrays":
         raise InputError(
             "data.samples is what a client holds and the plan leaves it to the data, which a "
@@ -319,7 +309,7 @@ def announce_federation(
     facts = DATASETS[data.name]
     held_out = int(data.validation) if data.public is None else data.public
     rest = facts.rows - held_out - (0 if data.test == 0 else int(float(data.test)))
-    return RealFederation((max(1, rest // U),) * U)
+    return (max(1, rest // U),) * U
 
 
 def _require_budgets(plan: Plan, U: int) -> None:
@@ -364,17 +354,17 @@ def choose_spare_factor(plan: Plan) -> int:
     return 3 if plan.data.split in ("labels", "dirichlet") else 1
 
 
-def fit_plan(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
+def fit_plan(plan: Plan, real: ClientSizes, rows: int) -> tuple[Plan, float]:
     """Return the plan of a federation on `rows` rows with the noise of the real one, and f."""
-    plan = plan.choose_learning_rate(real.sizes, plan.recipe().clip)
+    plan = plan.choose_learning_rate(real, plan.recipe().clip)
     least, rows = plan.data.labels_per_client or 1, rows // choose_spare_factor(plan)
-    if rows < least * len(real.sizes):
+    if rows < least * len(real):
         raise InputError(
-            f"the stand-in has {rows} rows to train on and {len(real.sizes)} clients need "
-            f"{least * len(real.sizes)} or more; give more public rows"
+            f"the stand-in has {rows} rows to train on and {len(real)} clients need "
+            f"{least * len(real)} or more; give more public rows"
         )
-    f = max(1.0, real.rows / rows)
-    sizes = np.maximum(least, np.floor(np.array(real.sizes) / f + 1e-9)).astype(int)
+    f = max(1.0, sum(real) / rows)
+    sizes = np.maximum(least, np.floor(np.array(real) / f + 1e-9)).astype(int)
     while sizes.sum() > rows:  # because some clients were raised to the smallest size
         sizes[np.argmax(sizes)] -= 1
     alike = len(set(sizes.tolist())) == 1
@@ -393,7 +383,7 @@ def fit_plan(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
         for key in ("labels_per_client", "alpha"):
             if getattr(plan.data, key) is not None:
                 changes[f"data.{key}"] = getattr(plan.data, key)
-    scale = np.array(real.sizes) / sizes
+    scale = np.array(real) / sizes
     if plan.local.unit == "person":  # arrays are given with ids, and a client's samples are persons
         changes |= {"data.person": None, "data.rows_per_person": plan.rows_per_person}
     if plan.regression is not None:
@@ -405,15 +395,10 @@ def fit_plan(plan: Plan, real: RealFederation, rows: int) -> tuple[Plan, float]:
 
 def _scale_budgets(plan: Plan, scale: NDArray[np.float64]) -> float | list[float]:
     """Return the ε_i whose capacity is f_i² times that of the plan's ε_i."""
-    epsilon = np.broadcast_to(np.asarray(plan.privacy.epsilon, dtype=float), scale.shape)
-    delta = np.broadcast_to(np.asarray(plan.privacy.delta, dtype=float), scale.shape)
-    pairs = sorted(set(zip(epsilon.tolist(), delta.tolist(), scale.tolist(), strict=True)))
-    found = {pair: _find_epsilon(*pair, plan) for pair in pairs}
-    if len(pairs) == 1:
-        return found[pairs[0]]
-    return [
-        found[pair] for pair in zip(epsilon.tolist(), delta.tolist(), scale.tolist(), strict=True)
-    ]
+    budgets = np.broadcast_arrays(plan.privacy.epsilon, plan.privacy.delta, scale)
+    clients = [(float(e), float(d), float(f)) for e, d, f in zip(*budgets, strict=True)]
+    found = {client: _find_epsilon(*client, plan) for client in sorted(set(clients))}
+    return found[clients[0]] if len(found) == 1 else [found[client] for client in clients]
 
 
 def _find_epsilon(epsilon: float, delta: float, f: float, plan: Plan) -> float:
@@ -421,14 +406,10 @@ def _find_epsilon(epsilon: float, delta: float, f: float, plan: Plan) -> float:
         return float(calibration.capacity(e, delta, calibration=plan.privacy.calibration))
 
     wanted = f * f * worth(epsilon)
-    low, high = epsilon, 1e6
-    if worth(high) < wanted:
+    if worth(1e6) < wanted:
         remedy = "its budget would be out of range"
         raise InputError.of("the stand-in", f"1/{f:.0f} of the rows", "larger", remedy)
-    for _ in range(80):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if worth(middle) < wanted else (low, middle)
-    return low
+    return _bisect(worth, wanted, epsilon, 1e6, 80)
 
 
 MOST_ROWS = 10_000  # to train on: beyond, clients hold fewer rows than the real ones
@@ -483,11 +464,11 @@ class StandIn:
 
 
 def make_stand_in(
-    plan: Plan, real: RealFederation, public: Public = None, *, seed: int = 0, most: int = MOST_ROWS
+    plan: Plan, real: ClientSizes, public: Public = None, *, seed: int = 0, most: int = MOST_ROWS
 ) -> StandIn:
     """Make the stand-in for a plan from `public` rows, or from what its kind of data allows."""
     rng = seeds.generator(seed, Purpose.SPLIT, 10)
-    wanted = min(real.rows, most) * choose_spare_factor(plan)
+    wanted = min(sum(real), most) * choose_spare_factor(plan)
     if public is None and plan.data.name == "digits":
         public = "digits"
     if public is not None:
