@@ -57,11 +57,6 @@ class Cell:
         text = json.dumps([SAME_RUNS_SINCE, plan], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    @property
-    def place(self) -> tuple[Any, Any, Any]:
-        """Panel, line and x."""
-        return self.panel, self.line, self.x
-
 
 def seeds_of(figure: Figure, quick: bool) -> list[int]:
     """Return the seeds of a figure: 1, 2, … (η and C were chosen on others)."""
@@ -72,7 +67,6 @@ def seeds_of(figure: Figure, quick: bool) -> list[int]:
 def expand(figure: Figure, quick: bool) -> list[Cell]:
     """Return all cells of a figure.
 
-    >>> from sottovoce.studies.paper.definition import load_figure
     >>> cells = expand(load_figure("fig15"), quick=False)
     >>> len(cells), cells[0].plan.rounds.beta
     (50, 0.5)
@@ -120,13 +114,16 @@ def values_of(figure: Figure, name: str, variant: Variant, quick: bool) -> tuple
         kept = kept or getattr(figure.quick, name)
         if kept:
             return tuple(kept)
-    return axis.of(variant)
+    return axis.values if variant == "printed" or axis.corrected is None else axis.corrected
 
 
 def _make_plan(changes: dict[str, Any], method: Method, runs: int) -> Plan:
     tables = nest_keys(changes)
-    if tables["rounds"].get("schedule") is not None:
-        _drop_what_has_no_effect(tables["rounds"])
+    if (schedule := tables["rounds"].get("schedule")) is not None:
+        # An axis may sweep β for one method and leave others without it.
+        used = {"discounted": {"beta", "zeta", "window"}, "decaying": {"slope"}}.get(schedule, ())
+        for key in {"beta", "zeta", "window", "slope"}.difference(used):
+            tables["rounds"].pop(key, None)
     privacy = tables["privacy"]
     if method.paid:
         privacy["epsilon"] = within_budget(privacy["epsilon"], privacy["delta"], runs)
@@ -147,14 +144,6 @@ def nest_keys(changes: Changes) -> dict[str, dict[str, Any]]:
         table, _, key = name.partition(".")
         tables.setdefault(table, {})[key] = list(value) if isinstance(value, tuple) else value
     return tables
-
-
-def _drop_what_has_no_effect(rounds: dict[str, Any]) -> None:
-    # An axis may sweep β for one method and leave others without it.
-    kept = {"discounted": {"beta", "zeta", "window"}, "decaying": {"slope"}}
-    for key in ("beta", "zeta", "window", "slope"):
-        if key not in kept.get(rounds["schedule"], set()):
-            rounds.pop(key, None)
 
 
 def within_budget(epsilon: float, delta: float, runs: int) -> float:
@@ -212,12 +201,6 @@ class Axis(Definition):
     label: str
     corrected: tuple[Any, ...] | None = None  # other values in the corrected variant
     scale: Literal["linear", "log"] = "linear"
-
-    def of(self, variant: Variant) -> tuple[Any, ...]:
-        """Return the values in one variant."""
-        if variant == "corrected" and self.corrected is not None:
-            return self.corrected
-        return self.values
 
 
 class Claim(Definition):
@@ -332,8 +315,6 @@ def list_figures() -> tuple[str, ...]:
 def load_figure(name: str) -> Figure:
     """Load the figure of that name.
 
-    >>> load_figure("fig5").setting
-    'mnist'
     >>> load_figure("fig1")
     Traceback (most recent call last):
         ...
@@ -348,21 +329,13 @@ got 'fig1'; or all, or frontier
 
 
 def load_setting(name: str) -> Setting:
-    """Load the setting of that name.
-
-    >>> load_setting("mnist").plan["local.clip"]
-    5.0
-    """
+    """Load the setting of that name."""
     text = _ROOT.joinpath("settings", f"{name}.toml").read_text("utf-8")
     return Setting.parse(text, f"the setting {name}")
 
 
 def load_methods() -> dict[str, Method]:
-    """Load the methods that are compared, by name.
-
-    >>> load_methods()["udp"].plan["rounds.schedule"]
-    'fixed'
-    """
+    """Load the methods that are compared, by name."""
     return {name: Method(**table) for name, table in load_tables("methods").items()}
 
 

@@ -145,12 +145,8 @@ def reproduce(
     folder, jobs = out / NAME, list_jobs(quick)
     make_folder(folder)
     runs = _read_runs(folder) | outcomes.read_runs(out) | outcomes.read_runs(folder)
-    missing = {
-        (job.key, seed): (job, seed)
-        for job in jobs
-        for seed in job.seeds
-        if (job.key, seed) not in runs
-    }
+    wanted = {(job.key, seed): (job, seed) for job in jobs for seed in job.seeds}
+    missing = {key: pair for key, pair in wanted.items() if key not in runs}
     absent = train([(j.cell, seed, None) for j, seed in missing.values() if not j.fitted], folder)
     for job, seed in missing.values():
         if job.fitted is not None:
@@ -179,9 +175,7 @@ def reproduce(
 def _fit_job(job: Job, whose: Whose, seed: int, folder: Path) -> None:
     """Fit a layer, and store its outcome like a run's."""
     outcome = Outcome(
-        loss=float("nan"),
         accuracy=score_layer(job.cell.plan, whose, seed),
-        validation=float("nan"),
         rounds=0,
         epsilon=job.cell.x,
         delta=0.0,
@@ -231,15 +225,14 @@ def format_table(points: Sequence[FrontierPoint]) -> str:
         "| data | how | ε that holds | test accuracy | rounds | T₀, η, C, after the noise |",
         "|---|---|---|---|---|---|",
     ]
+    listed = [p for p in points if p.asked <= MOST_LISTED or p.curve not in ("paper", "corrected")]
     for panel in load_tables(NAME)["panel"]:
         for curve in panel["curve"]:
-            for point in points:
-                theirs = point.curve in ("paper", "corrected")
-                listed = point.asked <= MOST_LISTED or not theirs
-                if (point.panel, point.curve) == (panel["name"], curve["name"]) and listed:
-                    cells = _format_level(point) if point.is_level else _format_point(point)
-                    how = curve["label"] + (point.public_rows if point.is_level else "")
-                    lines.append(f"| {' | '.join([panel['title'], how, *cells])} |")
+            name = panel["name"], curve["name"]
+            for point in (p for p in listed if (p.panel, p.curve) == name):
+                cells = _format_level(point) if point.is_level else _format_point(point)
+                how = curve["label"] + point.public_rows
+                lines.append(f"| {' | '.join([panel['title'], how, *cells])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -306,11 +299,9 @@ def _paint_panel(ax: Any, panel: Mapping[str, Any], points: Sequence[FrontierPoi
         private = [point for point in on_curve if not point.is_level]
         if private:
             private.sort(key=lambda point: point.epsilon)
-            at, means = [p.epsilon for p in private], [p.mean for p in private]
-            spreads = [p.spread for p in private]
-            draw_error_bars(
-                ax, at, means, spreads, find_look("curve", curve["name"]), curve["label"]
-            )
+            at, means, spreads = zip(*((p.epsilon, p.mean, p.spread) for p in private), strict=True)
+            look = find_look("curve", curve["name"])
+            draw_error_bars(ax, at, means, spreads, look, curve["label"])
             ticks |= {p.asked for p in private}
     ax.set_xscale("log")
     ax.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])

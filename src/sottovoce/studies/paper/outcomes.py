@@ -81,10 +81,6 @@ class PointTable:
         at = AXES.index(name)
         return list(dict.fromkeys(p[at] for p in self.points if REFERENCE not in p))
 
-    def values(self, measure: str, position: Place) -> Floats:
-        """Return one number for each seed."""
-        return self.points[position].values[measure]
-
 
 def build_tables(figure: Figure, cells: list[dict[str, Any]]) -> dict[str, PointTable]:
     """Return a table of points for every variant, from the cells of a figure's file."""
@@ -149,13 +145,13 @@ _LISTS = ("loss", "accuracy", "validation", "rounds", "horizon", "pictures", "di
 Runs = dict[tuple[str, int], "Outcome"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The numbers that figures are made of; `epsilon` is what holds, not what was asked for."""
 
-    loss: float
-    accuracy: float
-    validation: float
+    loss: float = math.nan
+    accuracy: float = math.nan
+    validation: float = math.nan
     rounds: int
     epsilon: float
     delta: float
@@ -236,11 +232,9 @@ class Result:
         }
         return store.format_results(head, {"cells": self.cells, "moments": self.moments})
 
-    def save(self, folder: Path) -> Path:
+    def save(self, folder: Path) -> None:
         """Write NAME.json, whole or not at all."""
-        path = folder / f"{self.figure.name}.json"
-        write_file(path, self.text().encode())
-        return path
+        write_file(folder / f"{self.figure.name}.json", self.text().encode())
 
 
 def gather_result(
@@ -253,20 +247,17 @@ def gather_result(
     rows = []
     for cell in cells:
         cell_runs = [runs[cell.key, seed] for seed in seeds]
-        for one in cell_runs:
-            made.setdefault(one.made, len(made))
         plan = flatten_plan(cell.plan.to_dict())
-        changes = {k: v for k, v in plan.items() if base.get(k) != v}
         row: dict[str, Any] = {
             "variant": cell.variant,
-            **dict(zip(AXES, cell.place, strict=True)),
+            **{axis: getattr(cell, axis) for axis in AXES},
             "search": cell.search,
             "key": cell.key,
-            "changes": changes,
+            "changes": {k: v for k, v in plan.items() if base.get(k) != v},
             "without": sorted(base.keys() - plan.keys()),
             "epsilon": cell_runs[0].epsilon,
             "delta": cell_runs[0].delta,
-            "made": [made[one.made] for one in cell_runs],
+            "made": [made.setdefault(one.made, len(made)) for one in cell_runs],
             "seeds": seeds,
         }
         for name in _LISTS if figure.kind == "prototypes" else _LISTS[:-2]:
@@ -274,14 +265,7 @@ def gather_result(
             if any(value is not None for value in values):
                 row[name] = values
         rows.append({k: v for k, v in row.items() if v not in (None, [], {})})
-    return Result(
-        figure=figure,
-        quick=quick,
-        cells=rows,
-        plan=cells[0].plan.to_dict(),
-        made=list(made),
-        command=command,
-    )
+    return Result(figure, quick, rows, cells[0].plan.to_dict(), list(made), command)
 
 
 def read_figure(path: Path) -> dict[str, Any]:
@@ -355,9 +339,8 @@ def list_runs(rows: Sequence[Mapping[str, Any]], made: Sequence[str] = ()) -> Ru
 
 
 def _read_outcome(entry: Mapping[str, Any]) -> Outcome:
-    blank = {"loss": math.nan, "accuracy": math.nan, "validation": math.nan}
     horizon = tuple((int(t), int(T)) for t, T in entry.get("horizon", ()))
-    return Outcome(**{**blank, **entry, "horizon": horizon})
+    return Outcome(**{**entry, "horizon": horizon})
 
 
 def _compact(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -414,7 +397,6 @@ def judge_figure(content: dict[str, Any]) -> Judged:
 def format_verdict(verdict: Verdict | None) -> str:
     """Return a verdict in a few words, with its numbers.
 
-    >>> from sottovoce.studies.paper.outcomes import judge
     >>> format_verdict(judge({"": [0.2, 0.3, 0.25]}))
     'holds (0.25, 0.13 to 0.37)'
     >>> format_verdict(None)
@@ -422,15 +404,14 @@ def format_verdict(verdict: Verdict | None) -> str:
     """
     if verdict is None:
         return "–"
-    if not verdict.points:
+    if not (points := list(verdict.points.values())):
         return f"{verdict.word} (no such point here)"
-    means = [point.mean for point in verdict.points.values()]
-    if len(means) > 1:
+    if len(points) > 1:
+        means = [point.mean for point in points]
         span = f"{_format_signed(min(means))} to {_format_signed(max(means))}"
         return f"{verdict.word} ({verdict.tally}; means {span})"
-    (point,) = verdict.points.values()
-    mean, low, high = (_format_signed(value) for value in (point.mean, point.low, point.high))
-    span = "" if point.low == point.high else f", {low} to {high}"
+    mean, low, high = (_format_signed(getattr(points[0], end)) for end in ("mean", "low", "high"))
+    span = "" if points[0].low == points[0].high else f", {low} to {high}"
     return f"{verdict.word} ({mean}{span})"
 
 
@@ -557,11 +538,10 @@ def check(claim: Claim, table: PointTable) -> Verdict:
 def check_moments(panels: list[dict[str, Any]]) -> Verdict:
     """Judge whether the bound is nowhere below the truth, panel by panel."""
     points = {}
-    for i, panel in enumerate(panels):
-        gap = np.asarray(panel["bound"]) - np.asarray(panel["truth"])
+    for letter, panel in zip("abcdefgh", panels, strict=False):
+        worst = float(np.min(np.subtract(panel["bound"], panel["truth"])))
         # Nothing to spare is fine, below is not: the sign decides.
-        worst = float(gap.min())
-        points[f"({'abcdefgh'[i]})"] = [worst if worst < 0 else max(worst, 1e-300)]
+        points[f"({letter})"] = [worst if worst < 0 else max(worst, 1e-300)]
     return judge(points)
 
 
@@ -582,6 +562,12 @@ def _place(combo: Mapping[str, Any]) -> Place:
     return combo.get("panel"), combo.get("line"), combo.get("x")
 
 
+def _curve(table: PointTable, measure: str, combo: Mapping[str, Any], axis: str = "x") -> Floats:
+    """Return values[place, seed] along an axis."""
+    places = [_place({**combo, axis: value}) for value in table.axis(axis)]
+    return np.stack([table.points[place].values[measure] for place in places])
+
+
 def _at(table: PointTable, combo: Mapping[str, Any]) -> str:
     """Return the place in words; axes of one value are left out."""
     named = [
@@ -597,11 +583,13 @@ def _differences(claim: Claim, table: PointTable) -> list[tuple[str, Floats, Flo
     free = tuple(claim.first.keys() | claim.than.keys())
     rows = []
     for combo in _combine_axes(claim, table, free):
-        first, than = (_place({**combo, **end}) for end in (claim.first, claim.than))
-        if first in table.points and than in table.points:
-            values = (table.values(claim.measure, position) for position in (first, than))
-            rows.append((_at(table, combo), *values))
-    return rows  # type: ignore[return-value]
+        first, than = (
+            table.points.get(_place({**combo, **end})) for end in (claim.first, claim.than)
+        )
+        if first is not None and than is not None:
+            pair = first.values[claim.measure], than.values[claim.measure]
+            rows.append((_at(table, combo), *pair))
+    return rows
 
 
 def _higher(claim: Claim, table: PointTable) -> Points:
@@ -617,7 +605,7 @@ def _convex(claim: Claim, table: PointTable) -> tuple[Points, list[Floats]]:
     points, guards = {}, []
     x = np.array(table.axis("x"), dtype=np.float64)
     for combo in _combine_axes(claim, table, ("x",)):
-        curve = np.stack([table.values("loss", _place({**combo, "x": v})) for v in table.axis("x")])
+        curve = _curve(table, "loss", combo)
         share = ((x - x[0]) / (x[-1] - x[0]))[1:-1, None]
         chord = curve[0] * (1 - share) + curve[-1] * share
         points[_at(table, combo)] = np.mean(chord - curve[1:-1], axis=0)
@@ -630,26 +618,16 @@ def _convex(claim: Claim, table: PointTable) -> tuple[Points, list[Floats]]:
 def _rises(claim: Claim, table: PointTable) -> Points:
     axis = claim.along
     at = np.array(table.axis(axis), dtype=np.float64)
-    if claim.measure == "best":
-        # T spans decades: its logarithm, so that no single budget decides.
-        rows = _combine_axes(claim, table, (axis, "x"))
-        return {
-            _at(table, combo): _slope(at, np.stack([_best(table, combo, axis, v) for v in at]))
-            for combo in rows
-        }
-    points = {}
-    for combo in _combine_axes(claim, table, (axis,)):
-        values = [table.values(claim.measure, _place({**combo, axis: v})) for v in table.axis(axis)]
-        points[_at(table, combo)] = _slope(at, np.stack(values))
+    if claim.measure != "best":
+        rows = _combine_axes(claim, table, (axis,))
+        return {_at(table, c): _slope(at, _curve(table, claim.measure, c, axis)) for c in rows}
+    # T spans decades: its logarithm, so that no single budget decides.
+    logs, points = np.log(np.array(table.axis("x"), dtype=np.float64)), {}
+    for combo in _combine_axes(claim, table, (axis, "x")):
+        curves = [_curve(table, "loss", {**combo, axis: value}) for value in table.axis(axis)]
+        best = np.stack([logs[np.argmin(curve, axis=0)] for curve in curves])  # for every seed
+        points[_at(table, combo)] = _slope(at, best)
     return points
-
-
-def _best(table: PointTable, combo: Mapping[str, Any], axis: str, value: float) -> Floats:
-    """Return ln of the x with the lowest loss, for every seed."""
-    xs = table.axis("x")
-    named = next(v for v in table.axis(axis) if v == value)
-    curve = [table.values("loss", _place({**combo, axis: named, "x": x})) for x in xs]
-    return np.asarray(np.log(np.array(xs, dtype=np.float64))[np.argmin(np.stack(curve), axis=0)])
 
 
 def _slope(at: Floats, values: Floats) -> Floats:
@@ -669,19 +647,15 @@ def _reverse(check: Check) -> Check:
 
 
 def _is_best(claim: Claim, table: PointTable) -> Points:
-    points = {}
-    for x in table.axis("x"):
-        if x == claim.at:
-            continue
-        rows = [
-            table.values(claim.measure, _place({**combo, "x": x}))
-            - table.values(claim.measure, _place({**combo, "x": claim.at}))
-            for combo in _combine_axes(claim, table, ("x",))
-            if _place({**combo, "x": claim.at}) in table.points
-        ]
-        if rows:
-            points[f"against {x:g}"] = np.mean(rows, axis=0)
-    return points
+    rows = _combine_axes(claim, table, ("x",))
+    rows = [combo for combo in rows if _place({**combo, "x": claim.at}) in table.points]
+    curves = [_curve(table, claim.measure, combo) for combo in rows]
+    best = table.axis("x").index(claim.at) if rows else 0
+    return {
+        f"against {x:g}": np.mean([curve[i] - curve[best] for curve in curves], axis=0)
+        for i, x in enumerate(table.axis("x"))
+        if i != best and rows
+    }
 
 
 def _nearer(claim: Claim, table: PointTable) -> Points:
@@ -692,17 +666,15 @@ def _nearer(claim: Claim, table: PointTable) -> Points:
         far = np.abs(x - float(best or 0))
         if np.ptp(far) == 0:
             continue
-        values = [table.values("loss", _place({**combo, "x": v})) for v in table.axis("x")]
-        points[_at(table, combo)] = _slope(far, np.stack(values))
+        points[_at(table, combo)] = _slope(far, _curve(table, "loss", combo))
     return points
 
 
 def _overdrawn(claim: Claim, table: PointTable) -> Points:
-    points = {}
-    for combo in _combine_axes(claim, table, ()):
-        point = table.points[_place(combo)]
-        points[_at(table, combo)] = [point.epsilon - float(combo["x"])]
-    return points
+    return {
+        _at(table, combo): [table.points[_place(combo)].epsilon - float(combo["x"])]
+        for combo in _combine_axes(claim, table, ())
+    }
 
 
 CHECKS: dict[str, Check] = {

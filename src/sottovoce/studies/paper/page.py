@@ -43,21 +43,14 @@ def render_figures(found: Sequence[Judged]) -> str:
         "A quick run: small federations, two seeds. It shows that everything works, and proves "
         "nothing about the paper."
     )
-    own_claims = (
-        verdict.word
-        for one in found
-        for claim, verdicts in one.verdicts
-        if claim.ours
-        for verdict in verdicts.values()
-    )
     return render_page(
         "paper.html.j2",
         title=headline,
         headline=headline,
         banner=banner if any(one.result.quick for one in found) else "",
         version=__version__,
-        corrected=_count_words(_list_words(found, "corrected")),
-        own_claims=_count_words(list(own_claims)),
+        corrected=_count_words(found, "corrected"),
+        own_claims=_count_words(found, *_VARIANTS, ours=True),
         promise=describe_promise(found),
         broken_orders=_find_broken_orders(found),
         # The paper's claims first, then ours.
@@ -75,7 +68,7 @@ def render_figures(found: Sequence[Judged]) -> str:
 
 def describe_tally(found: Sequence[Judged]) -> str:
     """Return how many of the paper's claims hold as printed, in one sentence."""
-    printed = _count_words(_list_words(found, "printed"))
+    printed = _count_words(found, "printed")
     if not printed["total"]:
         return "The figures that are ours."
     return (
@@ -84,19 +77,16 @@ def describe_tally(found: Sequence[Judged]) -> str:
     )
 
 
-def _list_words(found: Sequence[Judged], variant: str) -> list[str]:
-    """Return the verdicts on the paper's claims in one variant."""
-    return [
-        verdicts[variant].word
+def _count_words(found: Sequence[Judged], *variants: str, ours: bool = False) -> dict[str, int]:
+    """Count the verdicts on the paper's claims, or on ours, in these variants."""
+    words: list[str] = [
+        verdict.word
         for one in found
         for claim, verdicts in one.verdicts
-        if variant in verdicts and not claim.ours
+        for variant, verdict in verdicts.items()
+        if variant in variants and claim.ours == ours
     ]
-
-
-def _count_words(words: Sequence[str]) -> dict[str, int]:
-    counted = Counter(words)
-    return {word: counted[word] for word in _WORDS} | {"total": len(words)}
+    return {word: words.count(word) for word in _WORDS} | {"total": len(words)}
 
 
 def describe_promise(found: Sequence[Judged]) -> str:
@@ -105,18 +95,17 @@ def describe_promise(found: Sequence[Judged]) -> str:
         table, axis = one.tables.get("printed"), one.figure.x
         if table is None or axis is None or axis.key != "privacy.epsilon":
             continue
-        panel = table.axis("panel")[0]
-        if "udp" not in table.axis("line"):
+        panel, lines, xs = table.axis("panel")[0], table.axis("line"), table.axis("x")
+        if "udp" not in lines:
             continue
-        pairs = [(x, table.points[panel, "udp", x].epsilon) for x in table.axis("x")]
-        search = next((line for line in table.axis("line") if line.startswith("optimal")), None)
-        text = ", ".join(f"{format_number(x)} → {format_ceiling(true, 3)}" for x, true in pairs)
+        true = {x: format_ceiling(table.points[panel, "udp", x].epsilon, 3) for x in xs}
+        text = ", ".join(f"{format_number(x)} → {epsilon}" for x, epsilon in true.items())
         story = (
             "The ε on the axes of the printed figures is what the paper’s formula promises, not "
             f"what holds. Asked for → true, original UDP, all clients in every round: {text}."
         )
-        if search is not None:
-            point = table.points[panel, search, pairs[0][0]]
+        for search in [line for line in lines if line.startswith("optimal")][:1]:
+            point = table.points[panel, search, xs[0]]
             if point.tried > 1:
                 story += (
                     f" And the search behind “optimal UDP” shows the server {point.tried} runs: "
@@ -132,11 +121,9 @@ def _find_broken_orders(found: Sequence[Judged]) -> list[str]:
     panels = next((one.result.moments for one in found if one.result.moments), [])
     orders = []
     for panel in panels:
-        pairs = zip(panel["order"], panel["bound"], panel["truth"], strict=True)
-        orders.append(next((order for order, bound, truth in pairs if bound < truth), None))
-    if not any(orders):
-        return []
-    return ["never" if order is None else str(order) for order in orders]
+        triples = zip(panel["order"], panel["bound"], panel["truth"], strict=True)
+        orders.append(next((str(at) for at, bound, truth in triples if bound < truth), "never"))
+    return orders if {*orders} - {"never"} else []
 
 
 def _describe_figure(one: Judged) -> dict[str, Any]:
@@ -160,14 +147,8 @@ def _describe_figure(one: Judged) -> dict[str, Any]:
 def tabulate_guarantees(table: PointTable) -> dict[str, Any]:
     """Return the table of what each method really guarantees, for every ε asked for."""
     figure = table.figure
-    axis = next(
-        (
-            name
-            for name in ("x", "line")
-            if getattr(figure, name) is not None and getattr(figure, name).key == "privacy.epsilon"
-        ),
-        None,
-    )
+    keys = {name: getattr(getattr(figure, name), "key", "") for name in ("x", "line")}
+    axis = next((name for name, key in keys.items() if key == "privacy.epsilon"), None)
     asked = table.axis(axis) if axis else [None]
     lines: dict[str, dict[Any, str]] = {}
     for (panel, line, x), point in table.points.items():
@@ -201,14 +182,11 @@ def _list_choices(one: Judged) -> list[str]:
     if figure.setting:
         chosen = load_setting(figure.setting)
         texts = [chosen.about, *texts, *chosen.reasons]
-    known = load_methods()
+    known, used = load_methods(), list[str]()
     if figure.line is not None and figure.line.key == "method":
-        used = dict.fromkeys([*figure.line.values, *(figure.line.corrected or ())])
-        texts += [f"{known[name].name}: {known[name].about}" for name in used]
-    for table in (figure.plan, figure.corrected):
-        if "method" in table:
-            method = known[table["method"]]
-            texts.append(f"{method.name}: {method.about}")
+        used += dict.fromkeys([*figure.line.values, *(figure.line.corrected or ())])
+    used += [plan["method"] for plan in (figure.plan, figure.corrected) if "method" in plan]
+    texts += [f"{known[name].name}: {known[name].about}" for name in used]
     for name in ("x", "line"):
         axis = getattr(figure, name)
         if axis is not None and axis.key != "method":
@@ -321,10 +299,6 @@ def _paint_picture(page: Any, picture: Picture) -> None:
     ax = page.add_subplot()
     picture.paint(ax)
     charts.tidy_axes(ax)
-    _draw_legend(page, ax)
-
-
-def _draw_legend(page: Any, ax: Any) -> None:
     handles, names = ax.get_legend_handles_labels()
     if handles:
         columns = 2 if max(map(len, names)) > 12 else min(5, len(names))
@@ -362,8 +336,7 @@ def _paint_lines(ax: Any, table: PointTable, panel: Any) -> None:
         points = [(x, table.points[panel, line, x]) for x in xs]
         found = [compute_interval(scale * point.values[figure.measure]) for _, point in points]
         at = [point.epsilon if figure.true_epsilon else x for x, point in points]
-        mean = np.array([one.mean for one in found])
-        low, high = (np.array([getattr(one, end) for one in found]) for end in ("low", "high"))
+        mean, low, high = np.array([(one.mean, one.low, one.high) for one in found]).T
         spread = np.abs(np.stack([mean - low, high - mean]))
         name = format_label(figure, "line", line)
         draw_error_bars(ax, at, mean, spread, choose_look(figure, line, i), name)
@@ -434,22 +407,13 @@ def _make_moment_picture(i: int, panel: dict[str, Any]) -> Picture:
         )
         if len(below):
             ax.axvspan(below[0] - 0.5, order[-1], color=charts.ORANGE, alpha=0.13, linewidth=0)
-            ax.text(
-                0.98,
-                0.06,
-                f"no bound from λ = {below[0]}",
-                transform=ax.transAxes,
-                ha="right",
-                color=charts.INK,
-                fontsize=8.6,
-            )
+            style = {"transform": ax.transAxes, "ha": "right", "color": charts.INK, "fontsize": 8.6}
+            ax.text(0.98, 0.06, f"no bound from λ = {below[0]}", **style)
         ax.set(xlabel="order λ", ylabel="log moment", yscale="log", xlim=(order[0], order[-1]))
         ax.minorticks_off()
 
-    title = (
-        f"({'abcdefgh'[i]}) q = {panel['sampling']:g}, n = {panel['samples']}, "
-        f"U = {panel['clients']}"
-    )
+    q, n, U = panel["sampling"], panel["samples"], panel["clients"]
+    title = f"({'abcdefgh'[i]}) q = {q:g}, n = {n}, U = {U}"
     ends = f"The bound lies below the truth from λ = {below[0]} on." if len(below) else "It holds."
     return Picture("", title, f"Bound and true moment, {title}. {ends}", paint)
 

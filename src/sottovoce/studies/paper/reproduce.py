@@ -83,11 +83,8 @@ def list_missing(
     """Return the runs that are still to be made, each once."""
     wanted = {(cell.key, seed): (cell, seed) for cell in cells for seed in seeds}
     drawn = figure.kind == "prototypes"
-    return [
-        pair
-        for key, pair in wanted.items()
-        if key not in runs or (drawn and not runs[key].pictures)
-    ]
+    done = {key for key in wanted if key in runs and (runs[key].pictures or not drawn)}
+    return [pair for key, pair in wanted.items() if key not in done]
 
 
 def _group_jobs(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -105,14 +102,11 @@ def _group_jobs(jobs: Sequence[Job]) -> list[list[Job]]:
 def _train(jobs: list[Job], on: Executor | None) -> Iterator[tuple[Cell, int, Outcome]]:
     from sottovoce.simulation.simulate import simulate_each
 
-    cells = {cell.key: cell for cell, _, _ in jobs}
+    cells = list({cell.key: (cell, drawing) for cell, _, drawing in jobs}.values())
     seeds = list(dict.fromkeys(seed for _, seed, _ in jobs))
-    how = {cell.key: drawing for cell, _, drawing in jobs}
-    plans = list(cells.values())
-    for i, trained in simulate_each([cell.plan for cell in plans], seeds=seeds, on=on):
-        cell, seed = plans[i // len(seeds)], seeds[i % len(seeds)]
+    for i, trained in simulate_each([cell.plan for cell, _ in cells], seeds=seeds, on=on):
+        (cell, drawing), seed = cells[i // len(seeds)], seeds[i % len(seeds)]
         outcome = Outcome.of(trained.record)
-        drawing = how[cell.key]
         if drawing is not None:
             drawn = draw_prototypes(trained, drawing)
             images = datasets.load(str(trained.record["plan"]["data"]["name"]))
@@ -152,12 +146,10 @@ def measure_distinctness(drawn: Floats, x: NDArray[Any], y: NDArray[Any]) -> flo
     >>> measure_distinctness(x, x, y), measure_distinctness(np.zeros((2, 3)), x, y)
     (1.0, 0.0)
     """
-    values = []
-    for c, picture in enumerate(drawn):
-        a, b = picture - picture.mean(), x[y == c].mean(axis=0)
-        b = b - b.mean()
-        size = float(np.linalg.norm(a) * np.linalg.norm(b))
-        values.append(float(a @ b) / size if size > 0 else 0.0)
+    means = np.stack([x[y == c].mean(axis=0) for c in range(len(drawn))])
+    a, b = (pictures - pictures.mean(axis=1, keepdims=True) for pictures in (drawn, means))
+    sizes = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    values = np.sum(a * b, axis=1) / np.where(sizes > 0, sizes, 1.0)
     return round(float(np.mean(values)), 12)
 
 
@@ -185,6 +177,7 @@ def compute_moments(what: Moments) -> list[dict[str, Any]]:
     panels = []
     for panel in what.panels:
         q, ratio = float(panel["sampling"]), _compute_ratio(what, panel, what.clip)
+        ratios = {str(clip): _compute_ratio(what, panel, clip) for clip in what.other_clips}
         panels.append(
             {
                 **panel,
@@ -192,10 +185,7 @@ def compute_moments(what: Moments) -> list[dict[str, Any]]:
                 "order": orders.tolist(),
                 "bound": _shorten(log_paper_bound(orders, sampling=q, ratio=ratio)),
                 "truth": _shorten(log_moment(orders, sampling=q, ratio=ratio)),
-                "breaks": {
-                    str(clip): first_break(sampling=q, ratio=_compute_ratio(what, panel, clip))
-                    for clip in what.other_clips
-                },
+                "breaks": {clip: first_break(sampling=q, ratio=x) for clip, x in ratios.items()},
             }
         )
     return panels
@@ -287,14 +277,14 @@ ALL = "all"
 
 def format_listing() -> str:
     """Return a line for each figure."""
-    lines = []
-    for name in definition.list_figures():
-        figure = definition.load_figure(name)
-        lines.append(f"{name:<13} {figure.paper:<8} {figure.title}")
-    lines.append(f"{ALL:<13} {'':<8} every one of those above")
-    lines.append(f"{frontier.NAME:<13} {'ours':<8} What the same budget buys")
-    lines.append(f"{horizon.NAME:<13} {'ours':<8} Which rule finds the number of rounds")
-    return "\n".join(lines)
+    figures = [definition.load_figure(name) for name in definition.list_figures()]
+    rows = [
+        *((figure.name, figure.paper, figure.title) for figure in figures),
+        (ALL, "", "every one of those above"),
+        (frontier.NAME, "ours", "What the same budget buys"),
+        (horizon.NAME, "ours", "Which rule finds the number of rounds"),
+    ]
+    return "\n".join(f"{name:<13} {paper:<8} {title}" for name, paper, title in rows)
 
 
 def reproduce(
