@@ -13,6 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import round_up
@@ -71,7 +72,8 @@ def draw_svg(
         out = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=inline, metadata=nothing)
-    drawing = _embed(out.getvalue(), name, label) if inline else _strip_metadata(out.getvalue())
+    drawing = re.sub(r"<metadata>.*?</metadata>\s*", "", out.getvalue(), flags=re.DOTALL)
+    drawing = _embed(drawing, name, label) if inline else drawing
     return Markup(drawing)  # matplotlib escapes the texts that it draws, `_embed` the label
 
 
@@ -95,15 +97,11 @@ def tidy_axes(ax: Any) -> None:
         ax.locator_params(axis="y", nbins=6)
 
 
-def _strip_metadata(drawing: str) -> str:
-    return re.sub(r"<metadata>.*?</metadata>\s*", "", drawing, flags=re.DOTALL)
-
-
 def _embed(svg: str, name: str, label: str) -> str:
     """Return the drawing without prolog and size, with the page's colours and ids of its own."""
     body = svg[svg.index("<svg") :]
     box = re.search(r'viewBox="[^"]+"', body)
-    body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
     body = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", body)
     for colour, variable in zip(_COLOURS, _VARIABLES, strict=True):
         body = body.replace(f": {colour}", f": var(--{variable}, {colour})")
@@ -285,8 +283,13 @@ def _draw_curve(ax: Any, values: Floats, colour: str) -> None:
     ax.plot(np.arange(len(values)), values, color=colour, marker=marker, markersize=3)
 
 
+def _thin(count: int) -> NDArray[np.int64]:
+    """Return the indices of at most so many points, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, _MOST_POINTS)).astype(int))
+
+
 def _draw_band(ax: Any, x: Floats, rows: Floats, colour: str, step: str | None = None) -> None:
-    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).astype(int))
+    keep = _thin(len(x))
     x, (low, middle, high) = x[keep], rows[keep].T
     if np.nanmax(high - low, initial=0.0) > 1e-6 * np.nanmax(high, initial=0.0):
         band = {"color": colour, "alpha": 0.22, "linewidth": 0, "label": "all clients"}
@@ -443,10 +446,7 @@ def plot(x_label: str, lines: Sequence[PlotLine], *, log_x: bool = False) -> Plo
     for line in lines:
         names = line.names or [""] * len(line.x)
         path, points, pen_down = [], [], False
-        keep = np.unique(
-            np.linspace(0, len(line.x) - 1, min(len(line.x), _MOST_POINTS)).astype(int)
-        )
-        for i in keep if line.kind != "points" else range(len(line.x)):
+        for i in _thin(len(line.x)) if line.kind != "points" else range(len(line.x)):
             x, y = x_axis.place(line.x[i]), y_axis.place(line.y[i])
             if x is None or y is None:
                 pen_down = False

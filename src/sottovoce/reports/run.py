@@ -77,17 +77,6 @@ class Clients:
 
 
 @dataclass(frozen=True)
-class Who:
-    """Who a client of a federation is, and what the server had to say of it."""
-
-    name: str
-    key: str
-    version: str
-    counted: float  # samples that its uploads count for
-    remarks: str
-
-
-@dataclass(frozen=True)
 class CheckedRun:
     """One run. `loss` and `accuracy` have one value more than there are rounds: before the first.
 
@@ -106,7 +95,7 @@ class CheckedRun:
     fairness: dict[str, Any]
     confusion: NDArray[np.int64] | None  # [true class, class it was taken for]
     clients: Clients | None
-    who: list[Who]  # the clients of a federation; empty in simulation
+    who: list[dict[str, Any]]  # who the clients of a federation are; empty in simulation
     trace: Mapping[str, Any]
 
     @classmethod
@@ -308,7 +297,10 @@ def _convert_clients(entries: list[ClientEntry] | None, trace: Mapping[str, Any]
     return clients
 
 
-def _identify_clients(entries: list[ClientEntry] | None, rounds: list[RoundEntry]) -> list[Who]:
+def _identify_clients(
+    entries: list[ClientEntry] | None, rounds: list[RoundEntry]
+) -> list[dict[str, Any]]:
+    """Return who each client of a federation is, and what the server had to say of it."""
     if not entries or "name" not in entries[0]:
         return []
     absences = Counter(absence for entry in rounds for absence in entry.get("missing", {}).items())
@@ -319,13 +311,13 @@ def _identify_clients(entries: list[ClientEntry] | None, rounds: list[RoundEntry
         if "limited" in entry:
             remarks.append(entry["limited"])
         found.append(
-            Who(
-                name=entry["name"],
-                key=entry.get("key") or "–",
-                version=entry.get("version") or "–",
-                counted=_to_float(entry.get("counted")),
-                remarks="; ".join(remarks),
-            )
+            {
+                "name": entry["name"],
+                "key": entry.get("key") or "–",
+                "version": entry.get("version") or "–",
+                "counted": _to_float(entry.get("counted")),  # samples that its uploads count for
+                "remarks": "; ".join(remarks),
+            }
         )
     return found
 
@@ -518,14 +510,12 @@ def find_asked_epsilon(run: CheckedRun) -> float | None:
     """Return the largest ε that was asked for, if another one holds (`paper` only)."""
     if run.guarantee["calibration"] != "paper":
         return None
+    asked = run.section("privacy").get("epsilon")
     if run.clients is not None:
-        epsilon = float(np.nanmax(run.clients.epsilon))
-    else:
-        asked = run.section("privacy").get("epsilon")
-        if isinstance(asked, bool) or not isinstance(asked, int | float):
-            return None
-        epsilon = float(asked)
-    return epsilon if epsilon != run.guarantee["epsilon"] else None
+        asked = float(np.nanmax(run.clients.epsilon))
+    elif isinstance(asked, bool) or not isinstance(asked, int | float):
+        return None
+    return asked if asked != run.guarantee["epsilon"] else None
 
 
 def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
@@ -646,14 +636,13 @@ def _draw_curves(run: CheckedRun) -> list[tuple[str, str, str]]:
              charts.draw_precision({"model": pr}, share)),
         ]  # fmt: skip
     elif by_class := curves.get("by_class"):
-        titles = [
-            names[k] if k < len(names) else f"class {k}" for k in (c["positive"] for c in by_class)
-        ]
+        known = dict(enumerate(names))
+        titles = [known.get(c["positive"], f"class {c['positive']}") for c in by_class]
         share = _to_float(result["metrics"]["auprc"]["baseline"])
         rarest = "" if len(by_class) == len(names) else f"the rarest {len(by_class)}, "
         each = f"({rarest}each against all others)"
-        found = dict(zip(titles, (curve["roc"] for curve in by_class), strict=True))
-        precise = dict(zip(titles, (curve["pr"] for curve in by_class), strict=True))
+        found = {title: curve["roc"] for title, curve in zip(titles, by_class, strict=True)}
+        precise = {title: curve["pr"] for title, curve in zip(titles, by_class, strict=True)}
         drawn = [
             ("ROC curves", f"How much of a class is found {each}.", charts.draw_roc(found)),
             ("Precision and recall",
@@ -734,6 +723,6 @@ def _list_clients(run: CheckedRun) -> list[tuple[Any, ...]]:
     clients = run.clients
     if clients is None or len(clients) > _MOST_LISTED:
         return []
-    names = [who.name for who in run.who] or range(len(clients))
+    names = [who["name"] for who in run.who] or range(len(clients))
     columns = (getattr(clients, field.name) for field in fields(Clients))
     return list(zip(names, *columns, clients.used, strict=True))
