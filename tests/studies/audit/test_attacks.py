@@ -247,7 +247,7 @@ def test_numbers_of_the_audit_by_example():
     assert np.round(bounds, 3).tolist() == [[0.789, 1.0], [0.193, 0.807]]
     assert [messages.format_lower_bound(v, 1) for v in (28.4516, 8.1)] == ["28.4", "8.1"]
     share, plain = findings.Row("", "", {}), findings.Row("", "", {}, False)
-    assert findings.format_finding(share, findings.Finding(0.021, 0.09)) == "2.1 % (9.0 %)"
-    assert findings.format_finding(plain, findings.Finding(1.2e-17)) == "1.2e-17"
+    assert findings.split_finding(share, findings.Finding(0.021, 0.09)) == ("2.1 %", "(9.0 %)")
+    assert findings.split_finding(plain, findings.Finding(1.2e-17)) == ("1.2e-17", "")
     found = findings.Finding(0.5, 0.9, counts=messages.Rates(1, 2, 1, 100))
-    assert findings.format_finding(share, found) == "50.0 % at 1.0 % (90.0 %)"
+    assert findings.split_finding(share, found) == ("50.0 %", "at 1.0 % (90.0 %)")

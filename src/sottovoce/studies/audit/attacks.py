@@ -68,6 +68,7 @@ Progress = Callable[[int, int], None]
 
 SILENT = 1e6  # the ε of "no noise" in the simulator: σ is a thousandth of Δ
 JUDGED_AT = (0.1, 0.01, 0.001)  # false alarms at which an attacker is judged
+STARTS = 4  # of the search for samples
 EXACT = 1e-5  # mean squared error below which a sample counts as stolen
 _QUIET = 1e-3  # weight of the last layer: scores near 0 make all classes almost equally likely
 _C1, _C2 = 0.01**2, 0.03**2  # of SSIM, for pixels from 0 to 1
@@ -95,9 +96,8 @@ class Victim:
             for model in itertools.islice(models, count):
                 yield release.step(self.form, model, self.x, self.y, self.recipe)
             return
-        capacity = compute_capacity(level.epsilon, level.delta, level.calibration)
-        unit, samples = self.recipe.unit, len(self.y)
-        by = level.calibration
+        by, unit, samples = level.calibration, self.recipe.unit, len(self.y)
+        capacity = compute_capacity(level.epsilon, level.delta, by)
         prices = price_run(capacity, count, by, unit=unit, samples=samples, honest=honest)
         for t, (paid, model) in enumerate(zip(prices, models, strict=False)):
             sent = release.release(
@@ -149,25 +149,6 @@ def guess_labels(gradient: Parameters, count: int) -> NDArray[np.int64]:
         found.append(int(np.argmin(pulled)))
         pulled[found[-1]] += share
     return np.array(sorted(found))
-
-
-def search_samples(
-    model: Mlp,
-    params: Parameters,
-    gradient: Parameters,
-    y: NDArray[np.int64],
-    clip: float,
-    *,
-    seed: int,
-    steps: int,
-    starts: int = 4,
-) -> Floats:
-    """Return the samples with these labels whose clipped gradients fit `gradient` best."""
-    tree = {name: jnp.asarray(leaf, jnp.float32) for name, leaf in params.items()}
-    goal = {name: jnp.asarray(leaf, jnp.float32) for name, leaf in gradient.items()}
-    keys = jax.random.split(jax.random.key(seed), starts)
-    found, misfit = _minimise_misfit(model, steps, tree, goal, jnp.asarray(y), clip, keys)
-    return np.asarray(found[int(np.argmin(np.asarray(misfit)))], dtype=np.float64)
 
 
 def _compute_misfit(
@@ -227,7 +208,11 @@ def match_gradients(
     gradient = victim.read_gradient(level, params)
     model = Mlp(form.features, int(form.options["hidden"]), form.classes)
     guesses = guess_labels(gradient, count)
-    found = search_samples(model, params, gradient, guesses, recipe.clip, seed=seed, steps=steps)
+    trees = [{name: jnp.asarray(leaf, jnp.float32) for name, leaf in tree.items()}
+             for tree in (params, gradient)]  # fmt: skip
+    keys = jax.random.split(jax.random.key(seed), STARTS)
+    starts, misfit = _minimise_misfit(model, steps, *trees, jnp.asarray(guesses), recipe.clip, keys)
+    found = np.asarray(starts[int(np.argmin(misfit))], dtype=np.float64)
     nearest = find_nearest(found, pool)
     shown = found[find_nearest(victim.x, found)]
     left, hits = list(guesses), np.zeros(count, dtype=bool)
@@ -448,8 +433,8 @@ class Attack:
         over, there = self._find_alarms(fpr), self.members[1::2]
         hits = np.sum(over & there, axis=1) / there.sum(axis=1)
         alarms = np.sum(over & ~there, axis=1) / (~there).sum(axis=1)
-        return max(0.0, compute_mu(bound_mean(hits, 1 - wrong)[0],
-                                      bound_mean(alarms, 1 - wrong)[1]))  # fmt: skip
+        least, most = bound_mean(hits, 1 - wrong)[0], bound_mean(alarms, 1 - wrong)[1]
+        return max(0.0, compute_mu(least, most))
 
     def compute_curve(self) -> tuple[Floats, Floats]:
         """Return FPR and TPR at every threshold, over all records of the judged runs."""
@@ -520,24 +505,27 @@ def attack_models(
 ) -> list[Attack]:
     """Attack the final models of simulated runs, by a loss threshold and by LiRA."""
     half, rows, ids = len(y) // 2, (x, y), np.arange(len(y))
-    data = {"name": "arrays", "clients": 1, "samples": half, "validation": (len(y) - half) // 2}
-    data |= {"test": len(y) - half - (len(y) - half) // 2}
+    steering = (len(y) - half) // 2
+    data: dict[str, Any] = {"name": "arrays", "clients": 1, "samples": half}
+    data |= {"validation": steering, "test": len(y) - half - steering}
+    model = {"name": "mlp", "hidden": form.options["hidden"]}
     number = form.target is not None
     if form.rows_per_person:
         cells, labels, weight = split_persons(x, form.rows_per_person, number)
         ids = np.repeat(ids, form.rows_per_person)[weight > 0]
         rows = cells[weight > 0], labels[weight > 0]
         data["rows_per_person"] = form.rows_per_person
-    model = {"name": "mlp", "hidden": form.options["hidden"]}
     if form.target is not None:  # labels are scaled already
         model, data = {**model, "loss": form.target.loss}, {**data, "target": [-1, 1]}
-    budget: dict[str, Any] = {"epsilon": level.epsilon or SILENT, "delta": level.delta}
-    budget |= {"calibration": level.calibration}
     plan = Plan(
         data=data,
         model=model,
         local={"learning_rate": recipe.learning_rate, "clip": recipe.clip, "unit": recipe.unit},
-        privacy=budget,
+        privacy={
+            "epsilon": level.epsilon or SILENT,
+            "delta": level.delta,
+            "calibration": level.calibration,
+        },
         rounds={"schedule": "fixed", "rounds": rounds},
     )
     pair = rows[0].astype(np.float32), rows[1].astype(np.float32 if number else np.int32)
@@ -547,12 +535,9 @@ def attack_models(
     for done, (seed, trained) in enumerate(shadows, start=1):
         split = build(plan, seed=seed, data=given).held.split
         assert split is not None, "arrays are split among clients"
-        for held in split.clients:
-            members[seed, ids[held]] = True
-        params = {
-            name: np.asarray(v, np.float64)
-            for name, v in flatten_parameters(trained.params).items()
-        }
+        members[seed, ids[np.concatenate(split.clients)]] = True
+        leaves = flatten_parameters(trained.params).items()
+        params = {name: np.asarray(leaf, np.float64) for name, leaf in leaves}
         losses[seed] = sample_losses(form, params, x, y)
         progress(done, runs)
     confidence = -np.log(np.expm1(np.clip(losses, 1e-8, 50.0)))  # ln p/(1 − p)

@@ -26,7 +26,7 @@ from sottovoce.privacy.budget import list_always_not_covered
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.runs.record import Record
 from sottovoce.runs.trained import load
-from sottovoce.server.federation import Federation, build
+from sottovoce.server.federation import build
 from sottovoce.studies.audit import attacks, findings, messages
 from sottovoce.studies.audit.findings import Findings, Target
 from sottovoce.studies.audit.messages import (
@@ -161,17 +161,13 @@ def run_attacks(target: Target, sizes: Sizes, stages: Stages | None = None) -> F
             ]
     form, model = target.form, target.model
     x, y = target.pool_x[: sizes.candidates], target.pool_y[: sizes.candidates]
+    attacked = form, target.recipe, model, x, y
     inversions, matchings, traps = [], [], []
     if not form.rows_per_person:
         with stages.time_stage("first-layer inversion"):
-            inversions = [
-                attacks.invert_first_layer(form, target.recipe, model, x, y, level)
-                for level in levels
-            ]
+            inversions = [attacks.invert_first_layer(*attacked, level) for level in levels]
     with stages.time_stage("the likeliest candidate"):
-        namings = [
-            attacks.name_candidates(form, target.recipe, model, x, y, level) for level in levels
-        ]
+        namings = [attacks.name_candidates(*attacked, level) for level in levels]
     if target.has_classes and attacks.has_pixels(x):
         with stages.time_stage("gradient matching") as progress:
             for done, level in enumerate(levels, start=1):
@@ -326,7 +322,9 @@ def load_target(path: Path | None) -> Target:
     order = np.random.default_rng(SEED).permutation(len(held.train.y))
     # Of sums, attacks on single uploads are those of a server that all other clients side with.
     promise = federation.guarantee()
-    alone = None if promise is None else promise.epsilon_alone
+    assert promise is not None, "a plan has budgets"
+    # An audit releases with secure noise, whatever the plan does.
+    usual = {*list_always_not_covered(plan.local.unit), "simulated-noise"}
     return Target(
         name=name,
         plan=plan,
@@ -338,7 +336,7 @@ def load_target(path: Path | None) -> Target:
         recipe=Recipe(
             federation.recipe.learning_rate, federation.recipe.clip, unit=plan.local.unit
         ),
-        epsilon=alone or float(np.max(federation.epsilon)),
+        epsilon=promise.epsilon_alone or float(np.max(federation.epsilon)),
         shared=float(np.max(federation.epsilon)),
         delta=float(np.max(federation.delta)),
         x=rows.x.astype(np.float64),
@@ -347,16 +345,5 @@ def load_target(path: Path | None) -> Target:
         pool_y=held.train.y[order[:MOST]].astype(label),
         public=held.validation.x.astype(np.float64),
         shape=held.inputs,
-        uncovered=_list_uncovered(federation),
+        uncovered=tuple(code for code in promise.not_covered if code not in usual),
     )
-
-
-def _list_uncovered(federation: Federation) -> tuple[str, ...]:
-    """List the codes of what this plan's guarantee does not cover, beyond the usual ones.
-
-    "simulated-noise" is left out too: an audit releases with secure noise.
-    """
-    guarantee = federation.guarantee()
-    assert guarantee is not None, "a plan has budgets"
-    usual = {*list_always_not_covered(federation.plan.local.unit), "simulated-noise"}
-    return tuple(code for code in guarantee.not_covered if code not in usual)

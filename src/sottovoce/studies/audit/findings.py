@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isinf
 from pathlib import Path
@@ -23,7 +23,7 @@ from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_axes, draw_svg
-from sottovoce.reports.pages import format_duration, format_number, format_percent, render_page
+from sottovoce.reports.pages import format_number, render_page
 from sottovoce.schemas import AuditDocument, LevelEntry, MessagesEntry
 from sottovoce.studies.audit.attacks import (
     JUDGED_AT,
@@ -51,17 +51,14 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SCHEMA: Final = "sottovoce.audit/1"
+QUICK_AUDIT = (
+    "A quick audit: few messages, few shadow runs. It shows that everything works; the full one "
+    "proves more."
+)
 
 INVERSION = "first-layer inversion, one sample"
 NAMING = "likeliest candidate, one sample"
 TRAPS = "trap weights (dishonest server)"
-ERROR = "mean squared error"
-#: Measures of how similar samples and their reconstructions are.
-SIMILARITY: tuple[tuple[str, Callable[[Reconstructions], float]], ...] = (
-    (ERROR, lambda reconstructions: reconstructions.error),
-    ("PSNR, dB", lambda reconstructions: reconstructions.psnr),
-    ("SSIM", lambda reconstructions: reconstructions.ssim),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,8 +146,17 @@ class Findings:
     @property
     def promises(self) -> list[Measurement]:
         """The measurements of promises that are ours: all but the paper's."""
-        ours = (m for m in self.headline if m is not self.paper)
-        return [*self.measurements, *self.views, *ours]
+        return [m for m in self.all_measurements if m is not self.paper]
+
+    @property
+    def all_measurements(self) -> list[Measurement]:
+        """Every measurement, in the order of the table."""
+        return [*self.measurements, *self.views, *self.headline]
+
+    @property
+    def memberships(self) -> list[str]:
+        """The names of the attacks that tell members from others."""
+        return list(dict.fromkeys(attack.name for attack in self.members))
 
     @property
     def rows(self) -> list[Row]:
@@ -178,10 +184,12 @@ class Findings:
                 rows.append(Row(name, f"label right, of {self.target.form.classes}", cells))
             if name == NAMING:
                 continue  # it names candidates and reconstructs nothing
-            for measure, compute in SIMILARITY:
-                if measure == ERROR or self.target.pictures is not None:
-                    cells = {r.level: Finding(compute(r)) for r in found}
-                    rows.append(Row(name, measure, cells, share=False, decides=False))
+            similarity = {"mean squared error": "error"}
+            if self.target.pictures is not None:
+                similarity |= {"PSNR, dB": "psnr", "SSIM": "ssim"}
+            for measure, key in similarity.items():
+                cells = {r.level: Finding(getattr(r, key)) for r in found}
+                rows.append(Row(name, measure, cells, share=False, decides=False))
         return rows
 
     @property
@@ -201,7 +209,7 @@ class Findings:
 
     def _list_memberships(self) -> list[Row]:
         rows = []
-        for name in dict.fromkeys(attack.name for attack in self.members):
+        for name in self.memberships:
             attacks = [attack for attack in self.members if attack.name == name]
             for fpr in JUDGED_AT:
                 if attacks[0].count_rates(fpr).negatives * fpr < 1:
@@ -355,7 +363,7 @@ class Findings:
                 }
                 for row in self.rows
             ],
-            "messages": [_describe_measurement(m) for m in _list_measurements(self)],
+            "messages": [_describe_measurement(m) for m in self.all_measurements],
             "one_run": [
                 {
                     "epsilon": run.setting.epsilon,
@@ -435,9 +443,21 @@ _MOST_PICTURES = 8  # pictures in a line: more would be too small on a phone
 _COLOURS = (INK, ORANGE, PURPLE, BLUE, GREEN)
 
 
-def draw_claims(found: Findings, *, inline: bool = True) -> Markup:
+def draw_figures(found: Findings, *, inline: bool) -> dict[str, Markup]:
+    """Draw every figure, as elements of the page or as files by themselves."""
+    drawn = {
+        "claimed": _draw_claims(found, inline),
+        "paper": _draw_scores(found.paper, inline),
+    }
+    if (side := found.target.pictures) is not None and found.traps:
+        for name, rows in _list_pictures(found).items():
+            drawn[name] = _draw_grid(name, rows, side, inline)
+    return drawn | {_name_roc(name): _draw_roc(found, name, inline) for name in found.memberships}
+
+
+def _draw_claims(found: Findings, inline: bool) -> Markup:
     """Draw ε as claimed, and the interval that uploads prove, for every setting."""
-    measured = _list_measurements(found)
+    measured = found.all_measurements
 
     def paint(ax: Any) -> None:
         for height, measurement in enumerate(reversed(measured)):
@@ -471,7 +491,7 @@ def _name_noise(measurement: Measurement) -> str:
     return f"{name}, δ = {format_number(setting.delta)}"
 
 
-def draw_scores(measurement: Measurement, *, inline: bool = True) -> Markup:
+def _draw_scores(measurement: Measurement, inline: bool) -> Markup:
     """Draw the scores of uploads for both neighbours, and where the claim would put them."""
 
     def paint(ax: Any) -> None:
@@ -491,10 +511,14 @@ def draw_scores(measurement: Measurement, *, inline: bool = True) -> Markup:
 
     promised = measurement.setting.promised
     label = f"Two bells {measurement.true:.2f} σ apart, where {promised:.2f} was promised."
-    return draw_axes("bells", label, paint, size=_TALL, inline=inline)
+    return draw_axes("paper", label, paint, size=_TALL, inline=inline)
 
 
-def draw_roc(found: Findings, name: str, *, inline: bool = True) -> Markup:
+def _name_roc(attack: str) -> str:
+    return re.sub("[^a-z]+", "-", f"roc {attack}".lower())
+
+
+def _draw_roc(found: Findings, name: str, inline: bool) -> Markup:
     """Draw an attack's ROC curves on logarithmic axes, each with its ceiling."""
     attacks = [attack for attack in found.members if attack.name == name]
     lowest = 1 / int(np.sum(~attacks[0].members))
@@ -516,38 +540,31 @@ def draw_roc(found: Findings, name: str, *, inline: bool = True) -> Markup:
         ax.legend(loc="lower right", handlelength=1.4)
 
     areas = ", ".join(f"{attack.level.name}: {attack.auc:.2f}" for attack in attacks)
-    slug = re.sub("[^a-z]+", "-", f"roc {name}".lower())
-    return draw_axes(slug, f"Area under the curve {areas}.", paint, inline=inline)
+    return draw_axes(_name_roc(name), f"Area under the curve {areas}.", paint, inline=inline)
 
 
-def draw_reconstructions(
-    found: Sequence[Reconstructions], side: tuple[int, int], name: str, classes: int,
-    *, inline: bool = True,
-) -> Markup:  # fmt: skip
-    """Draw originals above what the attack made of them at every level."""
-    first = found[0]
-    few = list(range(len(first.truth)))
-    if len(few) > _MOST_PICTURES + 1:
-        few = choose_one_per_class(first.truth, classes)
-    few = few[:_MOST_PICTURES]
-    rows = [("original", first.originals[few])]
-    rows += [(reconstructions.level.name, reconstructions.found[few]) for reconstructions in found]
-    return _draw_grid(name, rows, side, inline=inline)
-
-
-def draw_traps(found: Findings, side: tuple[int, int], *, inline: bool = True) -> Markup:
-    """Draw what the trap's bins hold without noise, and the same bins with it."""
+def _list_pictures(found: Findings) -> dict[str, list[tuple[str, Floats]]]:
+    """Return originals above what each attack made of them at every level: (label, pictures)."""
+    rows: dict[str, list[tuple[str, Floats]]] = {}
+    for name, attack in (("inversion", found.inversions), ("matching", found.matchings)):
+        if attack:
+            truth = attack[0].truth
+            few = list(range(len(truth)))
+            if len(few) > _MOST_PICTURES + 1:
+                few = choose_one_per_class(truth, found.target.form.classes)
+            few = few[:_MOST_PICTURES]
+            rows[name] = [("original", attack[0].originals[few])]
+            rows[name] += [(result.level.name, result.found[few]) for result in attack]
+    # What the trap's bins hold without noise, and the same bins with it.
     clean = found.traps[0]
-    x = found.target.x
-    error = np.mean((clean.found - x[clean.nearest]) ** 2, axis=1)
-    best = np.argsort(error)[:_MOST_PICTURES]
-    rows = [("original", x[clean.nearest[best]])]
-    rows += [(trap.level.name, trap.found[best]) for trap in found.traps]
-    return _draw_grid("loot", rows, side, inline=inline)
+    originals = found.target.x[clean.nearest]
+    best = np.argsort(np.mean((clean.found - originals) ** 2, axis=1))[:_MOST_PICTURES]
+    traps = [(trap.level.name, trap.found[best]) for trap in found.traps]
+    return rows | {"traps": [("original", originals[best]), *traps]}
 
 
 def _draw_grid(
-    name: str, rows: Sequence[tuple[str, Floats]], side: tuple[int, int], *, inline: bool
+    name: str, rows: Sequence[tuple[str, Floats]], side: tuple[int, int], inline: bool
 ) -> Markup:
     columns = len(rows[0][1])
 
@@ -572,14 +589,14 @@ def format_table(found: Findings) -> str:
     head = ["attack", "measure", *(level.name for level in found.levels)]
     rows = [
         [row.attack, row.measure]
-        + [format_finding(row, row.cells[level]) for level in found.levels]
+        + [" ".join(split_finding(row, row.cells[level])).rstrip() for level in found.levels]
         for row in found.rows
     ]
     proved = [
         "", "δ", "μ promised", "ε promised", "μ measured", "ε measured, Gaussian",
         "ε measured, free",
     ]  # fmt: skip
-    uploads = [list_upload_cells(m) for m in _list_measurements(found)]
+    uploads = [list_upload_cells(m) for m in found.all_measurements]
     guessed = [
         "one run", "canaries", "guesses", "right", "ε measured, Gaussian", "ε measured, free",
     ]  # fmt: skip
@@ -614,15 +631,18 @@ def explain_brackets(found: Findings) -> str:
     )
 
 
-def format_finding(row: Row, cell: Finding) -> str:
-    """Return a cell of the table of attacks, its ceiling in brackets."""
-    value = f"{100 * cell.value:.1f} %" if row.share else f"{cell.value:.3g}"
+def split_finding(row: Row, cell: Finding) -> tuple[str, str]:
+    """Return a cell's value, and as a hint its false alarms and its ceiling in brackets."""
+
+    def show(value: float) -> str:
+        return f"{100 * value:.1f} %" if row.share else f"{value:.3g}"
+
+    hints = []
     if cell.counts is not None and cell.counts.negatives and row.decides:
-        value += f" at {100 * cell.counts.fpr:.1f} %"  # alarms as they were counted
-    if cell.ceiling is None:
-        return value
-    most = f"{100 * cell.ceiling:.1f} %" if row.share else f"{cell.ceiling:.3g}"
-    return f"{value} ({most})" + ("  exceeds" if cell.exceeds else "")
+        hints.append(f"at {100 * cell.counts.fpr:.1f} %")  # alarms as they were counted
+    if cell.ceiling is not None:
+        hints.append(f"({show(cell.ceiling)})" + ("  exceeds" if cell.exceeds else ""))
+    return show(cell.value), " ".join(hints)
 
 
 def list_upload_cells(measurement: Measurement) -> list[str]:
@@ -674,105 +694,41 @@ def _fill(text: str) -> str:
 def write_audit(found: Findings, folder: Path) -> Path:
     """Write audit.html and its drawings into a folder, and return the path of the page."""
     write_file(folder / "audit.html", render_audit(found).encode())
-    for name, drawing in draw_files(found).items():
+    for name, drawing in draw_figures(found, inline=False).items():
         write_file(folder / f"{name}.svg", drawing.encode())
     return folder / "audit.html"
 
 
-def draw_files(found: Findings) -> dict[str, str]:
-    """Draw every figure of the page as a file by itself."""
-    files: dict[str, str] = {
-        "claimed": draw_claims(found, inline=False),
-        "paper": draw_scores(found.paper, inline=False),
-        **_draw_pictures(found, inline=False),
-    }
-    for name in _list_attacks(found):
-        words = name.lower().replace(",", "").replace(" ", "-")
-        files[f"roc-{words}"] = draw_roc(found, name, inline=False)
-    return files
-
-
-def _draw_pictures(found: Findings, *, inline: bool = True) -> dict[str, Markup]:
-    """Draw what the attacks made of the samples, where samples are pictures."""
-    side, classes = found.target.pictures, found.target.form.classes
-    if side is None or not found.traps:
-        return {}
-    attacks = {"inversion": found.inversions, "matching": found.matchings}
-    drawn = {
-        name: draw_reconstructions(attack, side, name, classes, inline=inline)
-        for name, attack in attacks.items()
-        if attack
-    }
-    return drawn | {"traps": draw_traps(found, side, inline=inline)}
-
-
 def render_audit(found: Findings) -> str:
     """Return the page of an audit."""
-    uploads = sorted({2 * m.messages * m.setting.rounds for m in _list_measurements(found)})
-    banner = (
-        "A quick audit: few messages, few shadow runs. It shows that everything works; the full "
-        "one proves more."
-    )
+    uploads = sorted({2 * m.messages * m.setting.rounds for m in found.all_measurements})
     return render_page(
         "audit.html.j2",
         title=found.verdict,
         headline=_join_comparisons(found.verdict),
-        banner=banner if found.quick else "",
+        banner=QUICK_AUDIT if found.quick else "",
         version=__version__,
         found=found,
         contradicted=bool(found.contradictions),
         judgement=_join_comparisons(found.judgement),
-        tiles=_list_tiles(found),
         uploads=" to ".join(f"{n:,}" for n in dict.fromkeys((uploads[0], uploads[-1]))),
         confidence=f"{100 * CONFIDENCE:g}",
-        claims_chart=draw_claims(found),
-        scores_chart=draw_scores(found.paper),
-        pictures=_draw_pictures(found),
+        figures=(figures := draw_figures(found, inline=True)),
         roc_charts=[
-            (name[0].upper() + name[1:], draw_roc(found, name)) for name in _list_attacks(found)
+            (name[0].upper() + name[1:], figures[_name_roc(name)]) for name in found.memberships
         ],
         brackets=explain_brackets(found),
         attacks=[
-            [row.attack, row.measure, *(_split_finding(row, row.cells[k]) for k in found.levels)]
+            [row.attack, row.measure]
+            + [(*split_finding(row, cell), cell.exceeds) for cell in row.cells.values()]
             for row in found.rows
         ],
-        messages=[list_upload_cells(m) for m in _list_measurements(found)],
+        messages=[list_upload_cells(m) for m in found.all_measurements],
         most_provable=math.log(found.paper.messages),
         one_runs=[list_guess_cells(run) for run in found.one_runs],
     )
 
 
-def _list_tiles(found: Findings) -> list[tuple[str, str]]:
-    clean, *_, noisy = found.inversions or found.namings
-    tiles = [
-        ("recognised from one upload, no noise", format_percent(clean.identified)),
-        (f"the same at {noisy.level.name}", format_percent(noisy.identified)),
-    ]
-    if found.traps:
-        stolen, hidden = found.traps[0].rates, found.traps[-1]
-        tiles += [
-            ("stolen by trap weights, no noise", f"{stolen.hits} of {stolen.positives}"),
-            (f"the same at {hidden.level.name}", f"{hidden.rates.hits}"),
-        ]
-    return [*tiles, ("time", format_duration(found.seconds))]
-
-
-def _split_finding(row: Row, cell: Finding) -> dict[str, Any]:
-    """Return a cell's value, and its false alarms and ceiling as a hint beside it."""
-    text, _, ceiling = format_finding(row, cell).partition(" (")
-    text, _, alarms = text.partition(" at ")
-    hint = f"at {alarms} ({ceiling}" if alarms and ceiling else f"({ceiling}" if ceiling else ""
-    return {"text": text, "hint": hint, "exceeds": cell.exceeds}
-
-
 def _join_comparisons(text: str) -> str:
     """Keep “ε ≥ 4” on one line."""
     return re.sub(" ([≥=]) ", "\u00a0\\1\u00a0", text)
-
-
-def _list_measurements(found: Findings) -> list[Measurement]:
-    return [*found.measurements, *found.views, *found.headline]
-
-
-def _list_attacks(found: Findings) -> list[str]:
-    return list(dict.fromkeys(attack.name for attack in found.members))

@@ -184,12 +184,11 @@ class Rates:
 
 def compute_mu(tpr: float, fpr: float) -> float:
     """Return the μ of two rates: Φ⁻¹(TPR) − Φ⁻¹(FPR)."""
-    with np.errstate(divide="ignore"):
-        ends = [
-            -np.inf if rate <= 0 else np.inf if rate >= 1 else float(quantile(rate))
-            for rate in (tpr, fpr)
-        ]
-    return float(ends[0] - ends[1]) if ends[0] != ends[1] else 0.0
+    ends = [
+        -np.inf if rate <= 0 else np.inf if rate >= 1 else float(quantile(rate))
+        for rate in (tpr, fpr)
+    ]
+    return ends[0] - ends[1] if ends[0] != ends[1] else 0.0
 
 
 def count_rates(positive: object, negative: object, threshold: float) -> Rates:
@@ -329,9 +328,8 @@ def refute_epsilon(
     canaries: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
     """Return the largest ε that so many right guesses refute with this confidence."""
-    return _find_largest(
-        lambda e: compute_p_value(canaries, guesses, right, e, delta) < 1 - confidence
-    )
+    counts = canaries, guesses, right
+    return _find_largest(lambda e: compute_p_value(*counts, e, delta) < 1 - confidence)
 
 
 def refute_mu(canaries: int, guesses: int, right: int, confidence: float = CONFIDENCE) -> float:
@@ -591,9 +589,8 @@ class Duel:
         step = recipe.learning_rate / SAMPLES * grid.grid_unit(recipe.clip)
         sigma = np.full(ends[0].shape, [[step * price.noise[0]] for price in paid])
         if bound is not None:
-            sigma[:, -1] = [
-                bound * (price.loss_noise or 0) / grid.REPLACED / SAMPLES for price in paid
-            ]
+            losses = np.array([price.loss_noise or 0 for price in paid])
+            sigma[:, -1] = bound * losses / grid.REPLACED / SAMPLES
         # Models are means: the others hold D's rows, which the attacker knows, and add noise.
         count = setting.clients
         ends, sigma = [ends[0] + (end - ends[0]) / count for end in ends], sigma / math.sqrt(count)
@@ -602,36 +599,32 @@ class Duel:
         middle = (ends[0] + ends[1]) / 2
         return cls(setting, tuple(paid), models, middle, difference / sigma / mu, mu)
 
-    def play_run(self, x: Floats, y: NDArray[Any]) -> tuple[float, tuple[str, ...]]:
-        """Play a run of the client with these samples; return its score and the uploads' heads.
+    def play_runs(
+        self, samples: tuple[Floats, NDArray[Any]], runs: int
+    ) -> Iterator[tuple[float, str]]:
+        """Play runs of the client with these samples; yield each one's score and uploads' heads.
 
         Whoever sees models alone sees the mean of all clients' uploads, and no head.
         """
-        recipe, form = replace(self.setting.recipe, steps=1), self.setting.make_form(FEATURES)
-        known, others = make_neighbours(self.setting)[0], self.setting.clients - 1
-        score, heads = 0.0, list[str]()
-        for t, (paid, sent) in enumerate(zip(self.paid, self.models, strict=True)):
-            answers = []
-            for samples in ((x, y), *[known] * others):
-                upload = release.release(
-                    form, sent, *samples, recipe=recipe, paid=paid, head={"kind": "upload", "t": t},
-                    loss_bound=self.setting.loss_bound,
-                )  # fmt: skip
-                head, arrays = unpack(upload.blob)
-                answers.append(flatten(arrays))
-            if self.setting.loss_bound is not None:
-                answers[0] = np.append(answers[0], float(head["loss"]))
-            score += float((np.mean(answers, axis=0) - self.middle[t]) @ self.apart[t])
-            heads += [] if others else [repr(sorted(head.items()))]
-        return score, tuple(heads)
-
-    def play_runs(
-        self, samples: tuple[Floats, NDArray[Any]], messages: int
-    ) -> Iterator[tuple[float, str]]:
-        """Yield the scores of so many runs, each with the text of its heads."""
-        for _ in range(messages):
-            score, heads = self.play_run(*samples)
-            yield score, "|".join(heads)
+        setting = self.setting
+        recipe, form = replace(setting.recipe, steps=1), setting.make_form(FEATURES)
+        clients = [samples, *[make_neighbours(setting)[0]] * (setting.clients - 1)]
+        for _ in range(runs):
+            score, heads = 0.0, []
+            for t, (paid, sent) in enumerate(zip(self.paid, self.models, strict=True)):
+                answers = []
+                for rows in clients:
+                    upload = release.release(
+                        form, sent, *rows, recipe=recipe, paid=paid,
+                        head={"kind": "upload", "t": t}, loss_bound=setting.loss_bound,
+                    )  # fmt: skip
+                    head, arrays = unpack(upload.blob)
+                    answers.append(flatten(arrays))
+                if setting.loss_bound is not None:
+                    answers[0] = np.append(answers[0], float(head["loss"]))
+                score += float((np.mean(answers, axis=0) - self.middle[t]) @ self.apart[t])
+                heads.append(repr(sorted(head.items())))
+            yield score, "|".join(heads) if setting.clients == 1 else ""
 
 
 def measure(

@@ -757,9 +757,6 @@ def _show_progress(line: ProgressLine, trials: Trials) -> None:
     )
 
 
-_SIZE = (4.3, 3.3)
-
-
 def render_rehearsal(result: Rehearsal) -> str:
     """Return the page of a rehearsal."""
     headline, toml = describe_choice(result), result.to_toml()
@@ -782,12 +779,8 @@ def render_rehearsal(result: Rehearsal) -> str:
         version=__version__,
         result=result,
         tiles=_list_tiles(result),
-        choices=[
-            [key, _format_value(result.setting[key]), reason]
-            for key, reason in result.reasons.items()
-        ],
+        show=_format_value,
         surfaces=surfaces,
-        trials=_list_trials(result),
         files=[
             ("plan.toml", "plan.toml", "application/toml", toml),
             ("rehearsal.json", "rehearsal.json", "application/json", content),
@@ -837,20 +830,6 @@ def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
     ]
 
 
-def _list_trials(result: Rehearsal) -> list[list[str]]:
-    return [
-        [
-            trial.stage,
-            *(_format_value(trial.setting[key]) for key in result.setting),
-            str(trial.seed),
-            "–" if trial.loss is None else f"{trial.loss:.4f}",
-            result.format_value(trial.value, 2),
-            str(trial.rounds),
-        ]
-        for trial in result.trials
-    ]
-
-
 def find_points(result: Rehearsal, measure: str) -> dict[tuple[float, float], float]:
     """Return (T, η) → the best value found there by the first seed with the chosen model."""
     chosen, first = result.setting, result.seeds[0]
@@ -889,37 +868,24 @@ def draw_surface(result: Rehearsal, measure: str) -> Markup:
         ax.set_xscale("log", base=2)
         ax.set_yscale("log", base=2)
         for ((T, eta), value), dark in zip(found.items(), shade, strict=True):
-            ax.plot(
-                T, eta, marker="o", markersize=19, color=BLUE, alpha=float(dark), linestyle="none"
-            )
+            ax.plot(T, eta, "o", markersize=19, color=BLUE, alpha=float(dark))
             if (T, eta) in labelled:
                 shown = f"{value:.2f}" if measure == "loss" else f"{100 * value:.1f}"
                 ax.text(T, eta, shown, ha="center", va="center", fontsize=8.6, color=INK)
-        ax.plot(
-            *chosen,
-            marker="o",
-            markersize=23,
-            color=ORANGE,
-            fillstyle="none",
-            markeredgewidth=2,
-            linestyle="none",
-        )
+        ax.plot(*chosen, "o", markersize=23, color=ORANGE, fillstyle="none", markeredgewidth=2)
         for axis, at in ((ax.xaxis, 0), (ax.yaxis, 1)):
             seen = sorted({point[at] for point in found})
             ticks = _space_ticks(seen)
             axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
-            low, high = seen[0], seen[-1]
-            (ax.set_xlim if at == 0 else ax.set_ylim)(low / 1.6, high * 1.6)
+            (ax.set_xlim if at == 0 else ax.set_ylim)(seen[0] / 1.6, seen[-1] * 1.6)
         ax.minorticks_off()
         ax.set(xlabel="rounds T₀", ylabel="step η")
         tidy_axes(ax)
 
     what = "Loss" if measure == "loss" else f"{result.metric[0].upper()}{result.metric[1:]}"
-    label = (
-        f"{what} at {len(found)} pairs of rounds and step; chosen: {chosen[0]:g} rounds of "
-        f"{chosen[1]:g}"
-    )
-    return draw_svg(f"surface-{measure}", label, paint, size=_SIZE)
+    choice = f"chosen: {chosen[0]:g} rounds of {chosen[1]:g}"
+    label = f"{what} at {len(found)} pairs of rounds and step; {choice}"
+    return draw_svg(f"surface-{measure}", label, paint, size=(4.3, 3.3))
 
 
 def choose_labels(points: Sequence[tuple[float, float]]) -> set[tuple[float, float]]:

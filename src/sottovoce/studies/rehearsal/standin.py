@@ -57,8 +57,16 @@ def draw_digits(
     out = np.empty((len(pick), high, wide, colours), np.float32)
     for start in range(0, len(pick), CHUNK):
         chunk = sources[pick[start : start + CHUNK]]
-        ink = _vary_strokes(_transform_pictures(chunk, high, wide, rng), rng)
-        out[start : start + CHUNK] = _colour_pictures(ink, colours, rng)
+        ink = _transform_pictures(chunk, high, wide, rng)
+        paper, sharp = (
+            rng.uniform(*ends, len(ink)).astype(np.float32)[:, None, None]
+            for ends in (STROKE, SHARP)
+        )
+        drawn = np.clip((ink - paper) * sharp, 0, 1)[..., None]
+        if colours > 1:
+            pair = rng.uniform(0, 1, (2, len(ink), 1, 1, colours)).astype(np.float32)
+            drawn = pair[0] + drawn * (pair[1] - pair[0])
+        out[start : start + CHUNK] = drawn
     return out
 
 
@@ -103,20 +111,6 @@ def _transform_pictures(pictures: Floats, high: int, wide: int, rng: np.random.G
     return np.asarray((1 - weight_y) * upper + weight_y * lower, np.float32)
 
 
-def _vary_strokes(ink: Floats, rng: np.random.Generator) -> Floats:
-    n = len(ink)
-    paper = rng.uniform(*STROKE, n).astype(np.float32)[:, None, None]
-    sharp = rng.uniform(*SHARP, n).astype(np.float32)[:, None, None]
-    return np.asarray(np.clip((ink - paper) * sharp, 0, 1), np.float32)
-
-
-def _colour_pictures(ink: Floats, colours: int, rng: np.random.Generator) -> Floats:
-    if colours == 1:
-        return ink[..., None]
-    pair = rng.uniform(0, 1, (2, len(ink), 1, 1, colours)).astype(np.float32)
-    return np.asarray(pair[0] + ink[..., None] * (pair[1] - pair[0]), np.float32)
-
-
 WORDS: dict[str, Any] = tomllib.loads(
     (resources.files("sottovoce.studies.rehearsal") / "words.toml").read_text("utf-8")
 )
@@ -131,10 +125,8 @@ MIDDLE = (0.1, 0.6)  # of a number's bounds: where its mean lies
 DRIFT = 0.2  # the deviation of the kinds' means from it
 NARROW = (4.0, 32.0)  # α + β of the beta distribution around these
 BEST = 0.85  # the share of rows that whoever knows the rule predicts right
-EXPLAINED, SPREAD = (
-    0.6,
-    0.3,
-)  # R² of whoever knows the rule, and the deviation of targets in [−1, 1]
+EXPLAINED = 0.6  # R² of whoever knows the rule
+SPREAD = 0.3  # the deviation of targets in [−1, 1]
 SHARED = 0.5  # the columns that are the same in all rows of a person
 NUMBERED = {"ipums": 57}  # the number of features where `data.datasets` does not list the columns
 
@@ -293,7 +285,13 @@ def announce_federation(
             "data.clients follows from the table, which a rehearsal does not open; say how many "
             "clients there will be with --clients"
         )
-    _require_budgets(plan, U)
+    for key in ("epsilon", "delta"):  # which a plan cannot check if its table decides the clients
+        values = getattr(plan.privacy, key)
+        if isinstance(values, tuple) and len(values) != U:
+            raise InputError(
+                f"privacy.{key} is a list of {len(values)} and --clients is {U}; give one number "
+                "for all, or one for each client"
+            )
     if isinstance(data.samples, tuple):
         sizes = data.samples
         return tuple(sizes[i * len(sizes) // U] for i in range(U))
@@ -310,17 +308,6 @@ def announce_federation(
     held_out = int(data.validation) if data.public is None else data.public
     rest = facts.rows - held_out - (0 if data.test == 0 else int(float(data.test)))
     return (max(1, rest // U),) * U
-
-
-def _require_budgets(plan: Plan, U: int) -> None:
-    """Check the lists of budgets, which a plan cannot do if its table decides the clients."""
-    for key in ("epsilon", "delta"):
-        values = getattr(plan.privacy, key)
-        if isinstance(values, tuple) and len(values) != U:
-            raise InputError(
-                f"privacy.{key} is a list of {len(values)} and --clients is {U}; give one number "
-                "for all, or one for each client"
-            )
 
 
 def sum_held_out(plan: Plan) -> tuple[float, int]:
@@ -713,9 +700,8 @@ def _check_rows(
         rows_, labels = np.asarray(x), np.asarray(y)
     except ValueError:  # lists of unequal length
         raise InputError.of(given, "no arrays", bound, "one label for each row") from None
-    if (
-        target is None and labels.dtype.kind in "bfOU" and labels.ndim == 1
-    ):  # names, as arrays to train on may have
+    # Labels may be names, as those of arrays to train on.
+    if target is None and labels.dtype.kind in "bfOU" and labels.ndim == 1:
         labels = read_labels(f"labels of {name}", labels)
         if labels.dtype.kind not in "iuf":
             labels = find_classes([labels]).encode(labels, name)
