@@ -37,13 +37,7 @@ LEAST_RIDGE = 1e-6  # of the largest eigenvalue, where noise makes none negative
 @final
 @dataclass(frozen=True)
 class LeastSquares(base.NamedModel):
-    """One linear layer by ridge regression; its parameters are moments, from which it is solved.
-
-    >>> model = LeastSquares(1, classes=1, norm=1.0, number_loss="squared")
-    >>> block = model.gradient_block({}, np.array([[1.0], [-1.0]]), np.array([0.5, -0.5]))
-    >>> round(float(model.solve(-block.write_out().mean(axis=0).reshape(2, 3), np)[0, 0]), 3)
-    0.5
-    """
+    """One linear layer by ridge regression; its parameters are moments, from which it is solved."""
 
     features: int
     classes: int

@@ -444,12 +444,7 @@ def describe_metrics(metric: str, found: Mapping[str, Measured], **about: Any) -
 def describe_headline(
     metric: str, measured: Measured, *, rows: int, most_frequent: str = "", only: str | None = None
 ) -> str:
-    """Return the words that head a result; `only` is the class that every row was given, if any.
-
-    >>> describe_headline("accuracy", Measured(0.98, 0.98, 0.0), rows=90, most_frequent="no",
-    ...                   only="no")
-    "no better than always saying 'no': test accuracy 98.0% (always the most frequent class: 98.0%)"
-    """
+    """Return the words that head a result; `only` is the class that every row was given, if any."""
     numbers = [format_metric(metric, value) for value in measured[:2]]
     if not math.isfinite(measured.value):
         return f"no {TITLES[metric]}: scores are not finite, or the {rows:,} test rows all alike"
