@@ -13,18 +13,26 @@ import time
 from collections import Counter
 from contextlib import suppress
 
+import pytest
+
+from sottovoce.client.sum_protocol import choose_threshold
 from sottovoce.client.vault import Vault, resume
 from sottovoce.errors import SottovoceError
+from sottovoce.runs import checkpoint
 from support.federate_command import Command, nodes_of, record_of, running
 from support.processes import lives, until
 from support.sum_kills import MOMENTS, STEPS, WRITING, killed_side_by_side
 
-ROUNDS, HONEST, CORRUPT = 25, 2, 1
+CLIENTS, HONEST, CORRUPT, ROUNDS = 5, 2, 1, 10
+THRESHOLD = choose_threshold(CLIENTS, HONEST, CORRUPT)
+KILLS, BATCH = int(os.environ.get("SUM_KILLS", "40")), 20  # a batch has federations of its own
+DEADLINE = 30  # seconds that a message waits for a client that was killed
 VICTIMS = {
-    "a worker": ("sottovoce.flower.worker", 0.55),
-    "a SuperNode": ("flower-supernode", 0.3),
-    "the server's worker": ("sottovoce.flower.server_worker", 0.1),
-    "the command": ("", 0.05),
+    "a worker": ("sottovoce.flower.worker", 0.6),
+    "a SuperNode": ("flower-supernode", 0.25),
+    "the server's worker": ("sottovoce.flower.server_worker", 0.08),
+    "the SuperLink": ("flower-superlink", 0.03),
+    "the command": ("", 0.04),
 }
 
 
@@ -46,52 +54,55 @@ def test_clients_and_server_killed_at_random(record_property):
     record_property("size", f"{seen['counted']['killed']} kills")
 
 
-def test_a_federation_over_flower_killed_at_random(tmp_path, record_property):
+@pytest.mark.parametrize("batch", range(-(-KILLS // BATCH)))
+def test_a_federation_over_flower_killed_at_random(tmp_path, record_property, batch):
     """Whoever is killed, and however often the run is resumed: the books of all clients hold."""
-    wanted, rng = int(os.environ.get("SUM_KILLS", "40")), random.Random(3)
-    kills, finished, spent = Counter[str](), 0, dict[str, int]()
+    wanted, rng = min(BATCH, KILLS - batch * BATCH), random.Random(batch)
+    kills, runs, lives_led, void = Counter[str](), 0, 0, 0
     while sum(kills.values()) < wanted:
-        out = tmp_path / f"run-{finished}"
-        words = ["--out", out, "--clients", 5, "--deadline", 60]
-        for key in (f"honest={HONEST}", f"corrupt={CORRUPT}", 'view="sum"'):
-            words += ["--set", f"privacy.{key}"]
-        code, again = 1, 0
-        while code != 0:
-            if again > 60:
-                raise AssertionError((out.name, kills))
-            resumed = ["--resume", "--out", out]
-            command = Command(
-                tmp_path / f"log-{finished}-{again}",
-                *(resumed if again else [*words, "--set", f"rounds.rounds={ROUNDS}"]),
-            )
+        out, spent, code = tmp_path / f"run-{runs}", dict[str, int](), 1
+        words = ["--out", out, "--clients", CLIENTS, "--deadline", DEADLINE]
+        for word in (f"privacy.honest={HONEST}", f"privacy.corrupt={CORRUPT}"):
+            words += ["--set", word]
+        words += ["--set", 'privacy.view="sum"', "--set", f"rounds.rounds={ROUNDS}"]
+        for life in range(3 * wanted):
+            log = tmp_path / f"log-{runs}-{life}"
+            command = Command(log, *words) if life == 0 else Command(log, "--resume", "--out", out)
             try:
-                kills += _kill_some(command, out, rng, wanted - sum(kills.values()))
+                kills += _kill_some(command, out, rng, wanted - sum(kills.values()), life)
                 code = _await_end(command, out)
             finally:
                 command.stop()
             assert until(lambda held=command: not any(map(lives, held.seen)), 900)
             _hold_books(out, spent)
-            again += 1
+            lives_led += 1
+            print(f"batch {batch}, run {runs}, life {life}: code {code}, {dict(kills)}", flush=True)
+            if code == 0 or _has_finished(out):  # the command may be killed after the run's end
+                break
         record = record_of(out)
         assert record["status"] == "finished"
-        whole = [entry["uploads"] for entry in record["rounds"] if "uploads" in entry]
-        assert all(count == 0 or count >= HONEST + CORRUPT for count in whole)
-        finished += 1
+        uploads = [entry["uploads"] for entry in record["rounds"] if "uploads" in entry]
+        assert all(count == 0 or count >= HONEST + CORRUPT for count in uploads)
+        void += uploads.count(0)
+        runs += 1
     told = ", ".join(f"{count} of {who}" for who, count in sorted(kills.items()))
-    print(f"\n{sum(kills.values())} kills ({told}), {finished} runs")
-    record_property("size", f"{sum(kills.values())} kills over Flower")
+    print(
+        f"{sum(kills.values())} kills ({told}), {lives_led} lives, {runs} runs, {void} void rounds"
+    )
+    record_property("size", f"{sum(kills.values())} kills, {lives_led} lives")
 
 
-def _kill_some(command, out, rng, most):
+def _kill_some(command, out, rng, most, life):
     """Kill processes of a federation at random until the command ends, or so often.
 
-    The first kill waits for a round, so that every resumed run comes further.
+    Most lives are spared until they have closed a round, so that kills meet rounds and not starts.
     """
     kills, names, chances = Counter(), list(VICTIMS), [chance for _, chance in VICTIMS.values()]
     before = _count_rounds(out)
-    until(lambda: _count_rounds(out) > before or command.process.poll() is not None, 900.0)
+    if life == 0 or rng.random() < 0.7:  # before a run's first round there is nothing to resume
+        until(lambda: _count_rounds(out) > before or command.process.poll() is not None, 900.0)
     while command.process.poll() is None and sum(kills.values()) < most:
-        time.sleep(rng.uniform(0.2, 4.0))
+        time.sleep(rng.choice((0.3, 10.0, 40.0)) * rng.random())  # together, or messages apart
         who = rng.choices(names, chances)[0]
         word = VICTIMS[who][0]
         found = running(command.below(), word) if word else [command.process.pid]
@@ -101,6 +112,10 @@ def _kill_some(command, out, rng, most):
             os.kill(rng.choice(found), signal.SIGKILL)
             kills[who] += 1
     return kills
+
+
+def _has_finished(out):
+    return (out / "record.json").exists() and not (out / checkpoint.NAME).exists()
 
 
 def _count_rounds(out):
@@ -122,7 +137,11 @@ def _await_end(command, out):
 
 
 def _hold_books(out, spent):
-    """Nothing is overspent or taken back, and a round has one input, one set, one cohort."""
+    """Nothing is overspent or taken back; a round has one input and one note of each client a step.
+
+    Of one round no two sets are signed by as many clients as an unmasking needs.
+    """
+    signed = Counter()
     for node in nodes_of(out):
         with suppress(SottovoceError):  # two debits in a row were burnt: its operator's word
             resume(node.vault)
@@ -136,3 +155,10 @@ def _hold_books(out, spent):
         noted = [(f["run"], f["t"], f["step"]) for kind, f in lines if kind == "note"]
         assert len(set(stored)) == len(stored)
         assert len(set(noted)) == len(noted)
+        signed.update(
+            (f["run"], f["t"], f["content"])
+            for kind, f in lines
+            if kind == "note" and f["step"] == "set"
+        )
+    unmasked = [key[:2] for key, count in signed.items() if count >= THRESHOLD]
+    assert len(set(unmasked)) == len(unmasked)
