@@ -270,7 +270,8 @@ def test_rows_of_features_are_attacked_as_they_are(model, tmp_path, rendered):
     assert on.pictures is None
     assert on.form.features == on.x.shape[1] != 64
     found = auditing.run_attacks(on, MINI)
-    assert not {"inversion", "matching", "traps"} & findings.draw_figures(found, inline=False).keys()
+    figures = findings.draw_figures(found, inline=False)
+    assert not {"inversion", "matching", "traps"} & figures.keys()
     assert "What the server sees" not in rendered(found)
     assert "SSIM" not in {row.measure for row in found.rows}
     said = "gradient matching, which needs features from 0 to 1"
