@@ -119,6 +119,8 @@ def test_a_plan_names_the_model_in_a_file_beside_it(tmp_path):
     assert isinstance(find_object(plan.model.own), torch_model.TorchModel)
     with pytest.raises(InputError, match=r"model.own must be .* got .*there is no file net.py"):
         find_object(f"{tmp_path / 'net.py'}:model")
+    with pytest.raises(InputError, match=r"; net.py has no zz$"):  # and no module of our own making
+        find_object(f"{EXAMPLE / 'net.py'}:zz", "model.features")
 
 
 class Tokens(torch.nn.Module):

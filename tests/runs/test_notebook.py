@@ -13,6 +13,7 @@ from sottovoce import reports
 from sottovoce.plan import Plan
 from sottovoce.reports import progress
 from sottovoce.simulation.simulate import simulate
+from support import ROOT
 
 PLAN = Plan(rounds={"rounds": 5})
 
@@ -51,7 +52,11 @@ def test_the_history_is_a_data_frame_of_the_rounds(run):
     assert history.shape[0] == len(rounds)
     assert history["validation_loss"].to_list() == [r["validation_loss"] for r in rounds]
     assert history["sigma_median"].to_list() == [r["sigma"]["median"] for r in rounds]
-    assert hasattr(history, "__dataframe__") or hasattr(history, "__arrow_c_stream__")
+    columns = history.to_dict(as_series=False)  # what `pandas.DataFrame` takes, without pyarrow
+    assert columns["t"] == [r["t"] for r in rounds]
+    assert {type(column) for column in columns.values()} == {list}
+    documented = (ROOT / "docs" / "python.md").read_text("utf-8")
+    assert "pandas.DataFrame(run.history.to_dict(as_series=False))" in documented
 
 
 def test_the_plot_draws_what_the_record_has(run):

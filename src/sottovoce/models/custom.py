@@ -138,11 +138,13 @@ got 'json'; name the file or package, a colon, and the model in it
     try:
         is_file = source.endswith(".py")
         module = _load_file(Path(source)) if is_file else importlib.import_module(source)
-        return getattr(module, name)
     except SottovoceError:  # sottovoce.custom says itself what is wrong
         raise
     except (Exception, SystemExit) as error:  # its code may raise anything
         raise InputError.of(key, where, _BOUND, explain_error(error)) from None
+    if not hasattr(module, name):
+        raise InputError.of(key, where, _BOUND, f"{Path(source).name} has no {name}")
+    return getattr(module, name)
 
 
 def explain_error(error: BaseException) -> str:

@@ -74,9 +74,10 @@ class Trained:
 
     @property
     def history(self) -> Any:
-        """The rounds as a polars DataFrame, a row each; `.to_pandas()` makes it one of pandas.
+        """The rounds as a polars DataFrame, a row each.
 
         Its columns are those of `rounds` in the record, with the three numbers of σ side by side.
+        `pandas.DataFrame(run.history.to_dict(as_series=False))` makes it one of pandas.
         """
         import polars
 
