@@ -499,6 +499,23 @@ def test_a_round_closes_without_the_client_that_lies(step, lie):
     assert c.is_safe(corrupt=[bad])
 
 
+def test_two_of_fifty_that_reveal_wrong_shares_do_not_void_a_round():
+    """45 right shares of 50 are found among a thousand times more choices than two liars spoil."""
+    c = Cohorts(50, honest=40, corrupt=5)
+    bad = c.names[7], c.names[31]
+
+    def answered(s, member, blob):
+        if s != "unmask" or member not in bad:
+            return blob
+        head, _ = messages.unpack(blob)
+        return messages.pack({**head, "seed": dict.fromkeys(head["seed"], "00" * 33)})
+
+    c.answered = answered
+    result = c.play()
+    assert len(result.keys) == 50
+    assert np.array_equal(result.total, c.expect(result.keys))
+
+
 @pytest.mark.parametrize("words", [np.zeros(SIZE - 1, np.uint64), np.zeros((SIZE, 1), np.uint64)])
 def test_an_input_of_another_size_takes_no_part(words):
     c = Cohorts(5)

@@ -36,7 +36,8 @@ from sottovoce.errors import Malformed, RoundVoid
 from sottovoce.privacy import grid
 
 STEPS = ("keys", "shares", "input", "set", "unmask")
-_SUBSETS = 64  # ways to put a secret together that are tried where some shares are wrong
+# Multiplications for other ways to put a secret together where shares are wrong: about a second.
+_WORK = 2**22
 
 Answer = tuple[dict[str, Any], dict[str, NDArray[Any]]]
 Ask = Callable[[str, dict[str, dict[str, Any]]], Mapping[str, Answer]]
@@ -152,21 +153,35 @@ class _Joiner:
 
     def __init__(self, cohort: Cohort, revealed: Mapping[str, dict[str, dict[str, int]]]) -> None:
         self.cohort, self.revealed = cohort, revealed
-        self.weights: dict[tuple[str, ...], dict[int, int]] = {}
+        self.all = lagrange_weights([cohort.points[member] for member in revealed])
         self.rng = random.Random(0)  # which shares are tried is no secret
         self.order = sorted(revealed)
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """Weigh the first t shares: without point e the others' weights grow by (e − x)/e."""
+        least, points = self.cohort.threshold, [self.cohort.points[m] for m in self.order]
+        unused, self.weights = points[least:], dict[int, int]()
+        shrink = pow(math.prod(unused), -1, PRIME)
+        for x in points[:least]:
+            weight = self.all[x] * shrink % PRIME
+            for e in unused:
+                weight = weight * (e - x) % PRIME
+            self.weights[x] = weight
 
     def join(self, kind: str, member: str, seal: Callable[[bytes], str], word: str) -> bytes:
         """Return the secret of a member that t shares give and its owner's word confirms."""
-        for _ in range(_SUBSETS):
-            some = tuple(self.order[: self.cohort.threshold])
+        least = self.cohort.threshold
+        for _ in range(max(64, _WORK // (least * (len(self.order) - least + 1)))):
+            some = self.order[:least]
             points = {self.cohort.points[m]: self.revealed[m][kind][member] for m in some}
-            if some not in self.weights:
-                self.weights[some] = lagrange_weights(list(points))
-            found = join_shares(points, self.weights[some])
+            found = join_shares(points, self.weights)
             if found < 2**256 and seal(found.to_bytes(32)) == word:
                 return found.to_bytes(32)
+            if len(self.order) == least:
+                break
             self.rng.shuffle(self.order)
+            self._weigh()
         raise RoundVoid(
             f"the shares of client {member[:12]} give none of its secrets; the round is void"
         )
