@@ -1329,6 +1329,30 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         (("    with witness.hold_ledgers(whole):", "    if True:"),),
     ),
     (
+        "a rebind looks for ledgers without a lock",
+        "client.vault.rebinding",
+        "Whoever looks for other ledgers of rows holds the lock until its own is noted: a rebind or move without it passes beside a creation, and rows are promised twice unnoticed.",
+        "tests/client/vault/test_identity.py::test_an_operators_word_waits_for_a_ledger_that_is_being_made",
+        (
+            ("        with witness.hold_ledgers(dataset):", "        if True:"),
+            ("    with witness.hold_ledgers(books.dataset):", "    if True:"),
+        ),
+    ),
+    (
+        "an opening notes its ledger without a lock",
+        "client.vault.chest",
+        "A vault that nobody has noted is noted under the lock of its rows: without it, its opening passes beside a creation, and rows are promised twice unnoticed.",
+        "tests/client/vault/test_identity.py::test_an_operators_word_waits_for_a_ledger_that_is_being_made",
+        (("        with witness.hold_ledgers(self.books.dataset):", "        if True:"),),
+    ),
+    (
+        "rounds that nobody pays for fill the ledger",
+        "client.vault.vault",
+        "A key of the sum view costs no budget, so a client opens a bounded number of rounds that are never paid for: without the bound a server that only asks for keys fills the disk of every client.",
+        "tests/server/test_sum_federation.py::test_rounds_that_nobody_pays_for_do_not_fill_the_ledger",
+        (("        if self._books.unpaid >= MOST_UNPAID:", "        if False:"),),
+    ),
+    (
         "a row of a torch chain may take longer",
         "models.torch_model",
         "Exponentials and products of a chain take the same time for every row: with a wider cut, a server whose weights push one row to e^-709 sees it in the time of an answer.",

@@ -13,8 +13,16 @@ import pytest
 from sottovoce.client import device, ledger, messages, sum_protocol
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, rebinding
+from sottovoce.client.vault.journal import MOST_UNPAID
 from sottovoce.client.vault.policy import require_tighter
-from sottovoce.errors import InputError, PolicyRefusal, RoundAnswered, RunError, TankEmpty
+from sottovoce.errors import (
+    InputError,
+    PolicyRefusal,
+    RoundAnswered,
+    RunError,
+    TankEmpty,
+    VaultRefusal,
+)
 from sottovoce.models.base import Form
 from sottovoce.privacy.budget import format_claim
 from sottovoce.privacy.calibration import bound_epsilon
@@ -247,6 +255,42 @@ def test_a_retried_input_is_the_stored_one(tmp_path):
     assert len(told) == 10
     assert all(first == again for first, again in told)
     vaults_hold(transport)
+
+
+def test_rounds_that_nobody_pays_for_do_not_fill_the_ledger(tmp_path):
+    """A key costs no budget: a server that only asks for keys gets so many, and no more lines."""
+    transport, asked = Direct(sum_nodes(tmp_path, 5)), []
+
+    def answer(blob, node):
+        if step_of(blob) == "keys" and node.name == "client-0":
+            asked.append((blob, node))
+        return device.answer_request(blob, node)
+
+    transport.answer = answer
+    go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    blob, node = asked[-1]
+    head, arrays = messages.unpack(blob)
+
+    def open_rounds(first, count):
+        said = [
+            device.answer_request(messages.pack({**head, "run": f"{i:08x}"}, arrays), node)
+            for i in range(first, first + count)
+        ]
+        with Vault.open(node.vault, dataset=None) as vault:
+            return [messages.unpack(text)[0]["kind"] for text in said], vault.receipt().seq
+
+    kinds, lines = open_rounds(0, MOST_UNPAID + 3)
+    assert kinds == ["keys"] * MOST_UNPAID + ["refusal"] * 3
+    with pytest.raises(VaultRefusal, match="ledger resume"):
+        device.check_node(node)
+    assert open_rounds(0, 2) == (["keys"] * 2, lines)  # the noted keys, once more
+    views = {"privacy.view": "upload", "privacy.honest": None, "privacy.corrupt": None}
+    uploads = short(**views, **{"rounds.rounds": 1})  # with one debit, which makes up for two keys
+    go(Direct(transport.nodes), tmp_path / "uploads", own=uploads, patience=PATIENCE)
+    kinds, _ = open_rounds(1000, 3)
+    assert kinds == ["keys"] * 2 + ["refusal"]
+    rebinding.resume(node.vault)
+    assert open_rounds(2000, 1)[0] == ["keys"]
 
 
 def test_both_accounts_grow_with_every_sum(tmp_path):

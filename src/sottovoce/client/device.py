@@ -115,6 +115,7 @@ def check_node(node: Node) -> None:
         vault.require_tightening(policy)
         vault.require_running()
         if node.sum_files is not None:
+            vault.require_paying()
             _make_party(node, vault, policy)
 
 

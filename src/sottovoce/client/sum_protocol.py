@@ -501,10 +501,8 @@ class Party:
             dealers = cohort.read_members(head.get("dealers"), "the list of dealers")
             return _pack(step, {"signature": self.sign_set(cohort, dealers, members)})
         if step == "unmask":
-            return _pack(
-                step,
-                self.reveal_shares(cohort, head.get("shares"), members, head.get("signatures")),
-            )
+            signed = head.get("signatures")
+            return _pack(step, self.reveal_shares(cohort, head.get("shares"), members, signed))
         raise Malformed("the message is no step of a round")
 
     def make_key(self, run: str, t: int, booking: Booking) -> RoundKey:
@@ -687,16 +685,11 @@ class _RoundSecrets:
 
     def split(self, cohort: Cohort) -> list[tuple[int, int]]:
         """Return every member's share of the key and of the seed."""
-        key, seed = (
-            split_secret(
-                part,
-                cohort.threshold,
-                len(cohort.keys),
-                _derive(self._secret, "coefficients", name, cohort.digest),
-            )
-            for name, part in (("key", self.key), ("seed", self.seed))
-        )
-        return list(zip(key, seed, strict=True))
+        dealt = []
+        for name, part in (("key", self.key), ("seed", self.seed)):
+            entropy = _derive(self._secret, "coefficients", name, cohort.digest)
+            dealt.append(split_secret(part, cohort.threshold, len(cohort.keys), entropy))
+        return list(zip(dealt[0], dealt[1], strict=True))
 
 
 def seal_seed(seed: bytes) -> str:

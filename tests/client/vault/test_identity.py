@@ -6,6 +6,7 @@ knows. Files here are put back, copied and moved as an operator or a thief of ba
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.client import ledger
-from sottovoce.client.vault import Vault, VaultReceipt, backup, move, rebind, restore
+from sottovoce.client.vault import Vault, VaultReceipt, backup, move, rebind, restore, witness
 from sottovoce.client.vault.chest import Chest
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
 from support import TESTS
@@ -400,6 +402,49 @@ def test_two_ledgers_that_nobody_noted_are_noticed_at_the_second_ones_opening(tm
     for place in (first, second):
         Vault.open(place, dataset=DATASET).close()
     assert ledger.read_statement(second).notes[-1]["text"].count("stated") == 2
+
+
+@pytest.mark.parametrize("work", ["rebind", "move", "restore", "open"])
+def test_an_operators_word_waits_for_a_ledger_that_is_being_made(
+    tmp_path, state, forget, monkeypatch, work
+):
+    """Between the look for other ledgers and the note of its own nobody else may make one."""
+    place = tmp_path / "first.vault"
+    Vault.create(place, POLICY, dataset=OTHER if work == "rebind" else DATASET).close()
+    if work == "open":
+        shutil.rmtree(state / "datasets")  # as after a creation that was killed before its note
+    elif work != "rebind":
+        forget()
+    words = {
+        "rebind": lambda: rebind(place, dataset=DATASET, samples=143, overlap="some"),
+        "move": lambda: move(place, nothing_since=True),
+        "restore": lambda: restore(place, nothing_since=True),
+        "open": lambda: Vault.open(place, dataset=DATASET).close(),
+    }
+    flock, met, said = fcntl.flock, threading.Event(), list[str]()
+
+    def lock(descriptor, kind):
+        try:
+            flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            met.set()
+            flock(descriptor, kind)
+
+    def speak():
+        try:
+            words[work]()
+        except VaultRefusal as refusal:
+            said.append(str(refusal))
+        met.set()
+
+    with witness.hold_ledgers(DATASET):
+        monkeypatch.setattr(fcntl, "flock", lock)
+        speaker = threading.Thread(target=speak)
+        speaker.start()
+        assert met.wait(900)
+        witness.note_ledger(DATASET, "ab" * 16)
+    speaker.join(900)
+    assert ["--second-ledger" in text for text in said] == [True]
 
 
 def test_of_many_creations_at_once_one_succeeds(tmp_path, state):

@@ -234,9 +234,12 @@ class Chest:
             return
         if ahead:  # a crash came between commit and witness
             self._write_witnesses("open")
-        if self.is_second():  # made or used elsewhere, or before rows were noted
-            state_second_ledger(self.books.dataset)
-        witness.note_ledger(self.books.dataset, self.books.id)
+        if self.books.id in witness.find_ledgers(self.books.dataset):
+            return
+        with witness.hold_ledgers(self.books.dataset):
+            if self.is_second():  # made or used elsewhere, or before rows were noted
+                state_second_ledger(self.books.dataset)
+            witness.note_ledger(self.books.dataset, self.books.id)
 
     def claim_id(self) -> None:
         """Keep every other file with this ledger's id out, on this machine, until `close`.

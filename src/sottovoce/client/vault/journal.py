@@ -118,6 +118,7 @@ KINDS = (
     *("stop", "resume", "note"),
 )
 OVERLAPS = ("all", "some")
+MOST_UNPAID = 64  # rounds of sums that are opened and never paid for; a debit makes up for two
 _ID = re.compile(r"[0-9a-f]{32}")  # a file of the machine's own witness is named by it
 
 
@@ -166,6 +167,7 @@ class Books:
     restored: int = 0  # the line of the last restore: no upload is stored for a reserve before it
     unanswered: int = 0  # reserves in a row without an upload, since the last `resume`
     failed: bool = False  # whether an answer has failed since then
+    unpaid: int = 0  # rounds of sums opened, less two for each debit, since the last `resume`
     records: Records = field(default_factory=lambda: Records(lambda _: None))
     line: Callable[[int], Line | None] = _find_no_line  # how an earlier line is read
 
@@ -275,6 +277,7 @@ class Books:
         self.records.put("server", server, value=self.spent_by_server(server) + sum(units))
         self.records.put("turn", name, t, value=astuple(Turn(line.seq, line.hash)))
         self.unanswered += 1
+        self.unpaid = max(0, self.unpaid - 2)
 
     def may_drop(self, name: str, t: int, before: int, seen: int) -> bool:
         """Return whether a server that asks for round t has acknowledged round `before`.
@@ -339,12 +342,13 @@ class Books:
         self._require(isinstance(facts["content"], str), "its content")
         self._require(self.records.get(*key) is None, "its step was noted before")
         self.records.put(*key, value=[line.seq, line.hash])
+        self.unpaid += facts["step"] == "key"
 
     def _add_stop(self, line: Line, facts: dict[str, Any]) -> None:
         self.failed = True
 
     def _add_resume(self, line: Line, facts: dict[str, Any]) -> None:
-        self.failed, self.unanswered = False, 0
+        self.failed, self.unanswered, self.unpaid = False, 0, 0
 
     @staticmethod
     def _require(holds: bool, what: str) -> None:

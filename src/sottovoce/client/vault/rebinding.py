@@ -30,7 +30,7 @@ from typing import Any
 
 from sottovoce.client.vault import witness
 from sottovoce.client.vault.chest import Chest, resolve_path, state_second_ledger
-from sottovoce.client.vault.journal import OVERLAPS, Books
+from sottovoce.client.vault.journal import MOST_UNPAID, OVERLAPS, Books
 from sottovoce.client.vault.policy import (
     MOST_COUNTED,
     Policy,
@@ -90,23 +90,21 @@ def rebind(
         books = chest.books
         if (dataset, samples) == (books.dataset, books.policy.samples):
             raise PolicyRefusal(f"{chest.path} is bound to these records already; just use it")
-        facts = {
-            "from": books.dataset,
-            "dataset": dataset,
-            "overlap": overlap,
-            "policy": replace(books.policy, samples=samples).to_json(),
-            **state_second_ledger(dataset, vault=books.id, second_ledger=second_ledger),
-        }
-        receipt = chest.append("rebind", [("rebind", facts)])
-        witness.note_ledger(dataset, books.id)
+        facts: dict[str, Any] = {"from": books.dataset, "dataset": dataset, "overlap": overlap}
+        facts["policy"] = replace(books.policy, samples=samples).to_json()
+        with witness.hold_ledgers(dataset):  # or a creation at the same time sees none either
+            facts |= state_second_ledger(dataset, vault=books.id, second_ledger=second_ledger)
+            receipt = chest.append("rebind", [("rebind", facts)])
+            witness.note_ledger(dataset, books.id)
         return receipt
 
 
 def resume(path: str | Path) -> VaultReceipt:
-    """Go on after answers that were paid for and failed, on the operator's word."""
+    """Go on after answers that were paid for and failed, or rounds that were never paid for."""
     with closing(Chest.open(Path(path))) as chest:
         chest.require_newest()
-        if not (chest.books.failed or chest.books.unanswered):
+        books = chest.books
+        if not (books.failed or books.unanswered or books.unpaid >= MOST_UNPAID):
             raise PolicyRefusal(f"{chest.path} has not stopped; just use it")
         return chest.append("resume", [("resume", {})])
 
@@ -142,10 +140,11 @@ def _take_into_service(
     books = chest.books
     known = witness.read_kept(books.id)  # after a crash, this tells whose word it was
     facts["kept"] = None if known is None else known.to_proof()
-    if second_ledger or chest.is_second():
-        facts |= state_second_ledger(books.dataset, vault=books.id, second_ledger=second_ledger)
-    receipt = chest.append(kind, [(kind, facts)], seq=seq)
-    witness.note_ledger(books.dataset, books.id)
+    with witness.hold_ledgers(books.dataset):
+        if second_ledger or chest.is_second():
+            facts |= state_second_ledger(books.dataset, vault=books.id, second_ledger=second_ledger)
+        receipt = chest.append(kind, [(kind, facts)], seq=seq)
+        witness.note_ledger(books.dataset, books.id)
     return receipt
 
 

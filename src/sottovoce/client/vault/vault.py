@@ -22,7 +22,7 @@ from sottovoce._version import __version__
 from sottovoce.client.vault import witness
 from sottovoce.client.vault.chain import Line, encode_canonical, is_hash, sha256
 from sottovoce.client.vault.chest import Chest
-from sottovoce.client.vault.journal import MOST_BYTES, Books
+from sottovoce.client.vault.journal import MOST_BYTES, MOST_UNPAID, Books
 from sottovoce.client.vault.policy import Policy, count_withheld_units, require_tighter
 from sottovoce.client.vault.witness import LineReference, VaultReceipt
 from sottovoce.errors import (
@@ -314,10 +314,24 @@ class Vault:
         """Note a step of a round, once: durable when this returns."""
         with self._chest.alone:
             self._require_writable()
+            if step == "key":
+                self.require_paying()
             if self._books.records.get("note", run, t, step) is not None:
                 raise RoundAnswered(f"round {t} of run {run} has its {step} already")
             facts = {"run": run, "t": t, "step": step, "content": content}
             self._chest.append("note", [("note", facts)])
+
+    def require_paying(self) -> None:
+        """Refuse to open a round of sums where many were opened and never paid for.
+
+        Their notes cost no budget: a server that only asked for keys would fill the disk.
+        """
+        if self._books.unpaid >= MOST_UNPAID:
+            raise VaultRefusal(
+                f"{self.path} has opened {MOST_UNPAID} rounds of sums that were never paid for, "
+                "and opens no more: ask the server why they were not closed, then run "
+                f"`sottovoce ledger resume {self.path.name}`"
+            )
 
     @property
     def ceiling(self) -> int:
@@ -421,14 +435,8 @@ class Vault:
             entries: list[tuple[str, dict[str, Any]]] = []
             if books.run(run) is None:
                 entries.append(("run", {"run": run, "server": server}))
-            booking = {
-                "run": run,
-                "t": t,
-                "request": request_hash,
-                "units": list(paid),
-                "server": server,
-                "facts": dict(facts),
-            }
+            booking: dict[str, Any] = {"run": run, "t": t, "request": request_hash}
+            booking |= {"units": list(paid), "server": server, "facts": dict(facts)}
             if alone is not None:
                 booking["alone"] = max(alone, sum(paid))
             self._hold_room(room)
