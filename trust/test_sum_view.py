@@ -1,17 +1,20 @@
 """The sum view under kill -9: at every message, at random, and over Flower.
 
 At every message and 200 times at random, each answer is made by a process of its own with a real
-vault. Flower adds only the start of its processes; `SUM_KILLS` of them are killed there (40).
+vault. Flower adds only the start of its processes; `SUM_KILLS` of them are killed there (40), in
+batches that each leave a row in results/trust/sum_view.json.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +29,7 @@ from support.sum_kills import MOMENTS, STEPS, WRITING, killed_side_by_side
 CLIENTS, HONEST, CORRUPT, ROUNDS = 5, 2, 1, 10
 THRESHOLD = choose_threshold(CLIENTS, HONEST, CORRUPT)
 KILLS, BATCH = int(os.environ.get("SUM_KILLS", "40")), 20  # a batch has federations of its own
+KEPT = Path(__file__).resolve().parents[1] / "results" / "trust" / "sum_view.json"
 DEADLINE = 30  # seconds that a message waits for a client that was killed
 VICTIMS = {
     "a worker": ("sottovoce.flower.worker", 0.6),
@@ -85,11 +89,16 @@ def test_a_federation_over_flower_killed_at_random(tmp_path, record_property, ba
         assert all(count == 0 or count >= HONEST + CORRUPT for count in uploads)
         void += uploads.count(0)
         runs += 1
-    told = ", ".join(f"{count} of {who}" for who, count in sorted(kills.items()))
-    print(
-        f"{sum(kills.values())} kills ({told}), {lives_led} lives, {runs} runs, {void} void rounds"
-    )
+    _keep({"batch": batch, "kills": dict(sorted(kills.items())), "lives": lives_led,
+           "runs": runs, "void_rounds": void})  # fmt: skip
     record_property("size", f"{sum(kills.values())} kills, {lives_led} lives")
+
+
+def _keep(row):
+    """Leave what a batch was in results/trust, whatever becomes of the next one."""
+    rows = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else []
+    rows = [*(earlier for earlier in rows if earlier["batch"] != row["batch"]), row]
+    KEPT.write_text(json.dumps(sorted(rows, key=lambda r: r["batch"]), indent=1) + "\n", "utf-8")
 
 
 def _kill_some(command, out, rng, most, life):
