@@ -1,12 +1,12 @@
-"""The forecast of the number of rounds: what it may read, and that it finds a good one."""
+"""The forecast of rounds and steps: what it may read, and that it finds good ones."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import jax
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sottovoce import Plan, resume, simulate
 from sottovoce.data.federated import Given, Samples
 from sottovoce.errors import InputError, PlanError
-from sottovoce.schedules.algorithms import ForecastRounds
+from sottovoce.schedules.algorithms import FEWEST, FIRST_STEPS, STEPS, ForecastRounds
+from sottovoce.schedules.base import Progress
 from sottovoce.server import forecast, rounds
 from sottovoce.server.federation import build
 from support.federations import go
@@ -40,15 +41,15 @@ def look_ahead(federation, seed=1):
         federation, params, public, tank=federation.tank(), seed=seed
     )
     assert most == forecast.MOST_PAIRS  # a small model
-    return start, [measure(candidate, 0) for candidate in federation.schedule.candidates]
+    return start, [measure((T, 1.0), 0) for T in federation.schedule.lengths]
 
 
 def check_horizons(record):
-    """All rounds are as announced by one candidate."""
-    horizons, schedule = [entry["horizon"] for entry in record["rounds"]], ForecastRounds(ROUNDS)
-    assert record["result"]["rounds_used"] == len(horizons) == horizons[-1]
-    plans = [forecast._list_turns(schedule, schedule.announce(*c)) for c in schedule.candidates]
-    assert horizons in [[turn.horizon for turn in turns] for turns in plans]
+    """All rounds are as announced, and the record says what was."""
+    found, horizons = record["result"]["forecast"], [r["horizon"] for r in record["rounds"]]
+    assert horizons == [found["rounds"]] * record["result"]["rounds_used"]
+    assert len(horizons) == found["rounds"] in ForecastRounds(ROUNDS).lengths
+    assert found["step"] in STEPS
 
 
 class Untouchable(Samples):
@@ -105,15 +106,32 @@ def test_its_noise_is_that_of_the_run(changes):
 
 
 def test_it_is_a_function_of_the_seed_and_foresees_what_noise_does():
-    """Of two budgets, the one whose noise drowns every step gets fewer rounds, at a higher cost."""
+    """Of two budgets, the one with more noise gets a shorter path, at a higher cost."""
     timid = {"local.learning_rate": 0.3}
     tight, loose, again = (
         look_ahead(make_federation(**timid, **{"privacy.epsilon": epsilon}))
-        for epsilon in (0.05, 1e4, 1e4)
+        for epsilon in (1.0, 1e4, 1e4)
     )
     assert loose == again
-    assert tight[0].final < loose[0].final
+    paths = [start.horizon * marks.step for start, marks in (tight[0], loose[0])]
+    assert paths[0] < paths[1]
     assert np.mean(tight[1]) > np.mean(loose[1])
+
+
+def test_steps_are_as_long_as_the_path_needs_whatever_the_learning_rate():
+    """η and r act as r·η: of an η that is 16 times as large, r is 16 times as small."""
+    found = []
+    for eta in (0.25, 4.0):
+        federation = make_federation(**{"local.learning_rate": eta})
+        params = jax.tree.map(np.asarray, federation.model.draw_parameters(1))
+        tank = federation.tank()
+        measure, _ = forecast.prepare_forecast(
+            federation, params, federation.held.validation, tank=tank, seed=1
+        )
+        found.append([measure((12, r / eta), 0) for r in (0.25, 1.0, 4.0)])
+        (start, marks), _ = look_ahead(federation)
+        found[-1].append(marks.step * eta * start.horizon)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
 def test_a_run_keeps_the_horizon_and_resumes_with_it(tmp_path):
@@ -130,8 +148,49 @@ def test_a_run_keeps_the_horizon_and_resumes_with_it(tmp_path):
         simulate(own, data=data, seed=3, out=tmp_path / "run", on_round=stop)
     again = resume(tmp_path / "run", data=data)
     assert again.rounds_used == whole.rounds_used
+    assert again.record["result"]["forecast"] == whole.record["result"]["forecast"]
     for name, leaf in whole.params.items():
         np.testing.assert_array_equal(leaf, again.params[name])
+
+
+def force_step(monkeypatch, step):
+    monkeypatch.setattr(ForecastRounds, "choose", lambda *_, **__: (12, step))
+
+
+@pytest.mark.parametrize("noise", ["simulated", "secure"])
+def test_the_books_do_not_depend_on_the_step(monkeypatch, noise):
+    """r multiplies what the server has received: σ, Δ and what is booked are the same."""
+    told = []
+    for step in (0.25, 4.0):
+        force_step(monkeypatch, step)
+        seed = 3 if noise == "simulated" else None
+        own = plan(**FORECAST, **{"data.name": "digits", "data.samples": 40, "noise": noise})
+        record = simulate(own, seed=seed).record
+        assert record["result"]["forecast"] == {"rounds": 12, "step": step}
+        assert f"steps are {step:g} times as long" in record["result"]["finish"]
+        told.append(
+            (record["guarantee"], record["clients"], [r["sigma"] for r in record["rounds"]])
+        )
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("server", [{}, {"server.momentum": 0.5, "server.decay": "linear"}])
+def test_a_step_acts_as_the_learning_rate(monkeypatch, server):
+    """With η·r the same, runs end in the same model up to rounding, without an average too."""
+    models = []
+    for eta, step in ((0.5, 4.0), (2.0, 1.0), (8.0, 0.25)):
+        force_step(monkeypatch, step)
+        changes = FORECAST | {"server.average": None, "local.learning_rate": eta} | server
+        models.append(simulate(plan(**changes), data=draw(240, 5), seed=3).params)
+    for other in models[1:]:
+        for name, leaf in models[0].items():
+            np.testing.assert_allclose(leaf, other[name], rtol=2e-4, atol=2e-5)
+
+
+def test_steps_of_the_users_are_not_scaled():
+    """A transformation from Python has its own steps: T alone is forecast."""
+    done = simulate(plan(**FORECAST), data=draw(240, 5), seed=3, optimizer=optax.adam(0.1))
+    assert done.record["result"]["forecast"]["step"] == 1
 
 
 @pytest.mark.slow
@@ -147,74 +206,72 @@ def test_what_it_cannot_do_is_refused_in_a_sentence():
         simulate(plan(**FORECAST, **{"data.validation": 20}), data=draw(240, 5), seed=1)
 
 
-@pytest.mark.parametrize("candidate", [(12, 2), (12, 1)])
-def test_the_noise_of_every_round_is_that_of_the_run(candidate):
-    """Also where it falls, for a cohort of all clients; and the budget is spent to the end."""
+def test_the_noise_of_every_round_is_that_of_the_run():
+    """For a cohort of all clients; and the budget is spent to the end."""
     federation = make_federation()
     schedule = federation.schedule
-    state = rounds.make_first_state(
-        federation, 1.0, 0.5, 1.0, progress=schedule.announce(*candidate)
-    )
+    state = rounds.make_first_state(federation, 1.0, 0.5, 1.0, progress=Progress(0, 12))
     paid = []
     while schedule.round(state.progress) is not None:
         prepared = rounds.prepare_round(federation, state, 1)
         paid.append(prepared.std)
         progress = schedule.advance(state.progress, 0.0)
         state = replace(state, tank=prepared.tank, progress=progress)
-    turns = forecast._list_turns(schedule, schedule.announce(*candidate))
-    first = forecast.compute_noise(federation, federation.tank(), turns[0].horizon)
-    assert paid == pytest.approx(first * forecast._spread_noise(turns))
+    assert paid == pytest.approx([forecast.compute_noise(federation, federation.tank(), 12)] * 12)
     assert np.all(state.tank.left_fraction < 1e-9)
 
 
 def test_choose_finds_the_least_mean_in_spite_of_noise():
     """Most forecasts go to the best: a lead that one of them would miss is found by many.
 
-    The standard deviation of a forecast is its lead. One forecast each finds 33 of these 200, eight
-    find 121, 64 find 138; the seeds are fixed.
+    Candidates differ by their path alone, log₂ of which the forecasts tell up to noise of 0.5.
     """
-    schedule, found = ForecastRounds(400), 0
-    assert len(schedule.candidates) == 27
-    for seed in range(200):
+    schedule, missed = ForecastRounds(400), []
+    for seed in range(100):
         rng = np.random.default_rng(seed)
-        best = schedule.candidates[rng.integers(27)]
-        noise = dict(zip(schedule.candidates, rng.normal(0, 1, (27, 64)), strict=True))
-        asked = []
+        best, asked = rng.uniform(2, 9), []
 
-        def measure(candidate, i, best=best, noise=noise, asked=asked):
+        def measure(candidate, i, best=best, rng=rng, asked=asked):
             asked.append((candidate, i))
-            return noise[candidate][i] - (candidate == best)
+            return abs(np.log2(candidate[0] * candidate[1]) - best) + rng.normal(0, 0.5)
 
-        found += schedule.choose(measure, 64) == best
-        assert len(set(asked)) == len(asked)  # none is measured twice
-        assert len(asked) == 27 + 14 + 2 * 7 + 4 * 4 + 3 * (8 + 16 + 32)  # instead of 27 · 64
-    assert found >= 130
-
-
-@given(st.lists(st.floats(-1, 1), min_size=27, max_size=27), st.integers(1, 40))
-def test_choose_takes_the_least_of_what_does_not_vary(values, most):
-    schedule = ForecastRounds(400)
-    told = dict(zip(schedule.candidates, np.round(values, 6), strict=True))
-    chosen = schedule.choose(lambda candidate, _: told[candidate], most)
-    assert chosen == min(schedule.candidates, key=lambda candidate: told[candidate])
+        T, r = schedule.choose(measure, 8)
+        missed.append(abs(np.log2(T * r) - best))
+        near = [known for known in asked if known not in [(200, first) for first in FIRST_STEPS]]
+        assert len(set(near)) >= len(near) - 7  # none is measured twice, but for the first seven
+        assert len(asked) <= 7 + 18 + 9 + 2 * 5 + 4 * 3  # instead of 7 · 15 · 8
+    assert np.median(missed) < 0.3
+    assert np.mean(missed) < 0.5
 
 
-@given(rounds=st.integers(1, 500))
-def test_no_candidate_lengthens_a_run(rounds):
-    """Horizons never grow, never exceed T₀, and end at T, which any client's policy can bound."""
+@given(path=st.floats(1, 5000), rounds=st.integers(13, 500))
+def test_choose_finds_a_path_wherever_it_is(path, rounds):
     schedule = ForecastRounds(rounds)
-    for T, s in schedule.candidates:
-        told = [turn.horizon for turn in forecast._list_turns(schedule, schedule.announce(T, s))]
-        assert len(told) == told[-1] == T
-        assert rounds >= told[0]
-        assert all(after <= before for before, after in pairwise(told))
+
+    def measure(candidate, _):
+        return abs(np.log2(candidate[0] * candidate[1] / path))
+
+    T, r = schedule.choose(measure, 4)
+    assert measure((T, r), 0) <= 0.51 or not rounds / 2 / 128 <= path <= rounds / 2 * 128
+    every = schedule.choose(measure, 4, is_step_free=False)
+    assert every == min(((T, 1.0) for T in schedule.lengths), key=lambda one: measure(one, 0))
+
+
+@given(rounds=st.integers(1, 500), path=st.floats(0.01, 1e4))
+def test_no_candidate_lengthens_a_run(rounds, path):
+    """T never exceeds T₀, which any client's policy can bound."""
+    schedule = ForecastRounds(rounds)
+    assert min(FEWEST, rounds) == schedule.lengths[0]
+    assert schedule.lengths[-1] == rounds
+    assert all(T in schedule.lengths for T, _ in schedule.list_near(path))
 
 
 def test_choose_takes_a_diverged_forecast_for_the_worst():
     schedule = ForecastRounds(100)
-    assert schedule.choose(lambda *_: np.nan, 8) == schedule.candidates[0]
-    told = dict.fromkeys(schedule.candidates, np.nan) | {(25, 1): 0.5, (35, 1): np.inf}
-    assert schedule.choose(lambda candidate, _: told[candidate], 8) == (25, 1)
-    assert ForecastRounds(5).candidates == ((5, 1),)
-    assert ForecastRounds(5).choose(lambda *_: pytest.fail("there is no choice"), 8) == (5, 1)
+    assert schedule.choose(lambda *_: np.nan, 8) in schedule.list_near(50 / 64)
+    told = {(50, 1.0): 0.5, (35, 2.0): 0.4, (71, 1.0): np.inf}
+    assert schedule.choose(lambda candidate, _: told.get(candidate, np.nan), 8) == (35, 2.0)
+    assert ForecastRounds(5).lengths == (5,)
+    alone = ForecastRounds(5).choose(lambda *_: pytest.fail("no choice"), 8, is_step_free=False)
+    assert alone == (5, 1.0)
     assert Plan(rounds={"schedule": "forecast"}).rounds.build() == ForecastRounds(120)

@@ -120,6 +120,8 @@ def summarize_run(record: dict[str, Any], folder: Path, page: Path) -> str:
     lines = ["", result["headline"]["text"]]
     loss += " (before calibration)" * ("calibration" in result)
     lines.append(f"test loss {loss}   {result['rounds_used']} rounds of {first}{fuel}")
+    if (found := result.get("forecast")) is not None:
+        lines.append(f"forecast: T = {found['rounds']}, steps × {found['step']:g}")
     turns = [(c["participations"], c["spent"]) for c in record.get("clients", ())]
     if (ratio := find_multiplier(record["plan"]["privacy"], turns)) is not None:
         what = "σ/Δ of one turn, median client; σ also depends on step, clipping norm and rows"

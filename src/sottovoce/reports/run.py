@@ -569,10 +569,11 @@ def _draw_accuracy(run: CheckedRun, marked: str) -> list[tuple[str, str, str]]:
 def _describe_horizon(run: CheckedRun) -> str:
     times, rounds = len(run.triggers), run.section("rounds")
     if rounds.get("schedule") == "forecast":
-        found = f"{run.next_horizon[-1]:,} of at most {rounds.get('rounds')}"
-        fell = " The announced T fell to it from round to round, and noise with it."
+        found = run.record.result.get("forecast", {"step": 1.0})  # older records tell no step
         return (
-            f"T was forecast on public rows before the first round: {found}.{fell if times else ''}"
+            "T and the length of steps were forecast on public rows before the first round: "
+            f"T = {run.next_horizon[-1]:,} of at most {rounds.get('rounds')}, "
+            f"steps × {found['step']:g}."
         )
     if not times:
         return "T, the number of rounds planned, did not change."

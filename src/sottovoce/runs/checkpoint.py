@@ -196,7 +196,8 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
         arrays = read_npz(folder / NAME)
         meta = json.loads(arrays["meta"].tobytes())
         header: dict[str, Any] = meta["header"]
-        done, horizon, recent, *rest = meta["progress"]
+        # Up to 0.2 there was a fifth number, of noise that falls.
+        done, horizon, recent, *rest = meta["progress"][:4]
         state = ServerState(
             progress=Progress(done, horizon, tuple(recent), *rest),
             tank=Tank(*(arrays[name] for name in _TANK)),

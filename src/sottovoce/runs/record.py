@@ -33,6 +33,7 @@ from sottovoce.errors import RunError
 from sottovoce.privacy.calibration import add_smallest
 from sottovoce.runs.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.schedules.aggregate import describe
+from sottovoce.schedules.algorithms import ForecastRounds
 from sottovoce.schemas import (
     STRICT,
     AtLeastOne,
@@ -230,6 +231,14 @@ class Curves(TypedDict):
     by_class: NotRequired[list[ClassCurves]]
 
 
+class ForecastEntry(TypedDict):
+    """What was announced before the first round, from public rows."""
+
+    rounds: Whole  #: T.
+    #: r: the server's steps are so many times as long as the averaged update.
+    step: Positive
+
+
 class ResultEntry(TypedDict):
     """The final model, or the model so far."""
 
@@ -248,6 +257,7 @@ class ResultEntry(TypedDict):
     curves: NotRequired[Curves]
     #: What the server made of the averaged uploads, which costs no privacy; absent: nothing.
     finish: NotRequired[str]
+    forecast: NotRequired[ForecastEntry]  #: With rounds.schedule = forecast only.
     aggregation: NotRequired[str]  #: How uploads were combined; absent: by their weighted mean.
 
 
@@ -458,6 +468,8 @@ class Record(BaseModel):
         result = dict(measured) | {"rounds_used": done, "model_sha256": model_sha256(params)}
         if (finish := federation.finish.describe(state.marks)) is not None:
             result["finish"] = finish
+        if isinstance(federation.schedule, ForecastRounds):
+            result["forecast"] = {"rounds": state.progress.horizon, "step": state.marks.step}
         if (words := describe(plan.server.aggregation, plan.server.trim)) is not None:
             result["aggregation"] = words
         views = federation.observe_models(state, finished=status == "finished")

@@ -3,7 +3,7 @@
 `FixedRounds`        T rounds, as announced: the paper's UDP (Algorithm 1)
 `DiscountedRounds`   CRD (Algorithm 2): T shrinks when the loss stops falling
 `DecayingNoise`      noise that falls linearly until the budget is spent: the paper's "Lei"
-`ForecastRounds`     T and how the noise falls are forecast on public rows before the first round
+`ForecastRounds`     T and the length of steps are forecast on public rows before the first round
 
 `Bound` has Theorems 2 and 3: how far from the optimum T rounds may end, and the best T.
 
@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -58,16 +58,13 @@ class _Rounds:
 
     def round(self, progress: Progress) -> Round | None:
         """Return the next of T rounds."""
-        if progress.done >= (progress.final or progress.horizon):
+        if progress.done >= progress.horizon:
             return None
         return Round(t=progress.done, horizon=progress.horizon)
 
     def advance(self, progress: Progress, loss: float) -> Progress:
-        """Count one more round; a horizon above the final number of rounds falls to it evenly."""
-        t, final, horizon = progress.done + 1, progress.final, progress.horizon
-        if final is not None and t < final:
-            horizon = final + (horizon - final) * (final - 1 - t) // (final - t)
-        return replace(progress, done=t, horizon=horizon)
+        """Count one more round."""
+        return replace(progress, done=progress.done + 1)
 
 
 @dataclass(frozen=True)
@@ -191,64 +188,84 @@ class DecayingNoise(_Rounds):
         return Round(t, progress.horizon, scale=1 - self.slope * t, spread=self.rounds)
 
 
+Candidate: TypeAlias = tuple[int, float]  # T, and the factor r of the server's steps
+
 FEWEST = 12  # rounds that are forecast, unless T₀ is less
-FINALISTS = 3  # candidates that stay to the end, however often the others are halved
-FALLS = (1, 2, 4)  # s: in the first of T rounds the horizon is about s·T
+FIRST_STEPS = tuple(4.0**k for k in range(-3, 4))  # r, before T is known
+STEPS = tuple(2.0**k for k in range(-7, 8))  # r, when the path is known
 
 
 @dataclass(frozen=True)
 class ForecastRounds(_Rounds):
-    """As many of at most `rounds` rounds as a forecast on public rows finds best.
+    """As many rounds, at most `rounds`, and steps as long as a forecast on public rows finds best.
 
-    `server.forecast` trains on the server's public rows alone, once for each of `candidates`, with
-    the noise that such a run would have, and measures what is missing of the metric. `choose` takes
-    the candidate where that is least. From then on all rounds are as announced.
+    `server.forecast` trains on the server's public rows alone, for candidates (T, r), with the
+    noise of T rounds and with steps of the server that are r times as long as the averaged update,
+    and measures what is missing of the metric. `choose` takes the candidate where that is least.
+    From then on all rounds are as announced.
 
-    A candidate (T, s) has T rounds. In round t the horizon T + (s − 1)(T − 1 − t) is announced,
-    which falls to T: clients spend 1/s of an equal share at first, and noise falls from round to
-    round, σ² ∝ (1 − t/T)^{1 − 1/s}. With s = 1 it stays the same.
+    The noise of a client is proportional to its learning rate, and r scales update and noise alike:
+    η and r act as the learning rate r·η. So r corrects a plan's η, and clients need not know it.
+    What a run reaches depends mostly on its path r·T: drift and noise both grow with it.
 
-    >>> ForecastRounds(rounds=50).candidates
-    ((12, 1), (18, 1), (25, 1), (35, 1), (50, 1), (12, 2), (18, 2), (25, 2), (12, 4))
+    >>> ForecastRounds(rounds=50).lengths
+    (12, 18, 25, 35, 50)
     """
 
     @property
-    def candidates(self) -> tuple[tuple[int, int], ...]:
-        """Pairs (T, s) with T = T₀, T₀/√2, T₀/2, … down to 12 and s·T ≤ T₀, s by s, T ascending."""
-        least, shrunk = min(FEWEST, self.rounds), {self.rounds}
+    def lengths(self) -> tuple[int, ...]:
+        """T = T₀, T₀/√2, T₀/2, … down to 12, ascending."""
+        least, found = min(FEWEST, self.rounds), {self.rounds}
         for k in range(1, 2 * self.rounds.bit_length()):
-            shrunk.add(max(least, round(self.rounds / 2 ** (k / 2))))
-        return tuple((T, s) for s in FALLS for T in sorted(shrunk) if s * T <= self.rounds)
+            found.add(max(least, round(self.rounds / 2 ** (k / 2))))
+        return tuple(sorted(found))
 
-    def announce(self, rounds: int, fall: int) -> Progress:
-        """Return the progress before the first round of a candidate."""
-        return Progress(0, rounds + (fall - 1) * (rounds - 1), final=rounds)
+    def list_near(self, path: float) -> list[Candidate]:
+        """Return the candidates with a path r·T from half of this one to its double, T ≥ T₀/8.
+
+        >>> ForecastRounds(rounds=40).list_near(20.0)
+        [(12, 1.0), (12, 2.0), (14, 1.0), (14, 2.0), (20, 0.5), (20, 1.0), (20, 2.0), (28, 0.5), \
+(28, 1.0), (40, 0.25), (40, 0.5), (40, 1.0)]
+        """
+        enough = [T for T in self.lengths if self.rounds <= 8.1 * T]  # T was rounded
+        return [(T, r) for T in enough for r in STEPS if 0.48 * path <= r * T <= 2.1 * path]
 
     def choose(
-        self, measure: Callable[[tuple[int, int], int], float], most: int
-    ) -> tuple[int, int]:
+        self, measure: Callable[[Candidate, int], float], most: int, *, is_step_free: bool = True
+    ) -> Candidate:
         """Return the candidate whose forecasts have the least mean; among equal ones the first.
 
-        `measure(candidate, i)` is its i-th forecast. A forecast is noisy: each candidate gets one,
-        the better half, but at least `FINALISTS`, get as many again, and so on up to `most`. One
-        that is not finite counts as infinitely bad.
+        `measure(candidate, i)` is its i-th forecast. First r is varied with T₀/2 rounds, by factors
+        of 4, then all candidates whose path is near the best. A forecast is noisy: each of them
+        gets one, the better half as many again, and so on up to `most`. One that is not finite
+        counts as infinitely bad. Where steps are not free, r is 1 and every T is tried.
 
         >>> schedule = ForecastRounds(50)
-        >>> schedule.choose(lambda candidate, i: abs(candidate[0] - 30), most=4)
-        (25, 1)
+        >>> schedule.choose(lambda candidate, i: abs(candidate[0] * candidate[1] - 9), most=4)
+        (18, 0.5)
         """
-        left, totals = list(self.candidates), dict.fromkeys(self.candidates, 0.0)
-        done, wanted = 0, 1
-        while len(left) > 1:
-            for candidate in left:
-                values = [measure(candidate, i) for i in range(done, wanted)]
-                totals[candidate] += sum(v if math.isfinite(v) else math.inf for v in values)
-            left.sort(key=lambda candidate: round(totals[candidate], 12))
-            if wanted >= most:
-                break
-            left = left[: max(FINALISTS, -(-len(left) // 2))]
-            done, wanted = wanted, min(2 * wanted, most)
-        return left[0]
+        if not is_step_free:
+            return _halve([(T, 1.0) for T in self.lengths], measure, most)
+        T = self.lengths[max(0, len(self.lengths) - 3)]
+        T, r = _halve([(T, r) for r in FIRST_STEPS], measure, 1)
+        return _halve(self.list_near(r * T), measure, most)
+
+
+def _halve(
+    left: list[Candidate], measure: Callable[[Candidate, int], float], most: int
+) -> Candidate:
+    """Return the best by the mean of `most` forecasts; the worse half leaves at 1, 2, 4, … ."""
+    totals, done, wanted = dict.fromkeys(left, 0.0), 0, 1
+    while len(left) > 1:
+        for candidate in left:
+            values = [measure(candidate, i) for i in range(done, wanted)]
+            totals[candidate] += sum(v if math.isfinite(v) else math.inf for v in values)
+        left.sort(key=lambda candidate: round(totals[candidate], 12))
+        if wanted >= most:
+            break
+        left = left[: -(-len(left) // 2)]
+        done, wanted = wanted, min(2 * wanted, most)
+    return left[0]
 
 
 @dataclass(frozen=True)

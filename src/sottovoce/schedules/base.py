@@ -41,15 +41,13 @@ class Progress:
     """All that a schedule may see.
 
     `done` rounds are finished, `horizon` is T as it stands, `recent` are the newest losses (as many
-    as the schedule needs), `last_discount` is the round after which T last shrank, `final` is the
-    number of rounds where it is known from the start and T falls to it.
+    as the schedule needs), `last_discount` is the round after which T last shrank.
     """
 
     done: int
     horizon: int
     recent: tuple[float, ...] = ()
     last_discount: int = 0
-    final: int | None = None
 
 
 class Schedule(Protocol):
@@ -151,7 +149,6 @@ class CheckedSchedule:
             or not isinstance(found.recent, tuple)
             or not all(_is_number(loss) for loss in found.recent)
             or not _is_whole(found.last_discount, -math.inf, math.inf)
-            or not (found.final is None or _is_whole(found.final, 1, self.rounds))
         ):
             self._refuse(method, found, f"a Progress with done = {done} and a horizon", horizon)
         return replace(found, recent=tuple(map(float, found.recent)))

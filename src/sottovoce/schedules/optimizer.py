@@ -1,6 +1,6 @@
 """The server's optimiser: what the server does with the averaged upload.
 
-    previous model, averaged upload ─(momentum, decay)→ next model ─(average, best)→ final model
+    previous model, averaged upload ─(momentum, step)→ next model ─(average, best)→ final model
 
 It costs no privacy. Its inputs are noised uploads and the loss on the validation rows, which are
 public or else not covered by the guarantee. A function of these reveals nothing more about a record
@@ -121,7 +121,7 @@ class StepInputs(NamedTuple):
     """Inputs of the server step: scalars for one run, arrays for a batch."""
 
     momentum: Any  # β, or 0
-    scale: Any  # s_t, or 1
+    scale: Any  # r·s_t, or 1
     share: Any  # weight of the newest iterate in the average, or 1
     best: Any  # the smallest public loss so far
     transformation: Transformation | None = None  # in place of momentum and scale
@@ -133,6 +133,7 @@ class Marks(NamedTuple):
     averaged: int = 0
     best: float = math.inf  # public loss of the best model so far
     chosen: int | None = None  # after how many rounds it was made
+    step: float = 1.0  # r, the factor of all steps that a forecast found
 
 
 NO_MARKS = Marks()
@@ -159,6 +160,7 @@ class Finish:
     average: ExponentialAverage | TailAverage | None = None
     best: bool = False
     transformation: Transformation | None = None
+    is_step_free: bool = False  # whether `Marks.step` may differ from 1
 
     def __post_init__(self) -> None:
         if self.transformation is not None and (self.momentum, self.decay) != (None, None):
@@ -173,7 +175,7 @@ class Finish:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self.memory_names and self.decay is None
+        return not (self.memory_names or self.decay or self.is_step_free)
 
     @property
     def memory_names(self) -> tuple[str, ...]:
@@ -199,7 +201,7 @@ class Finish:
         average = self.average
         return StepInputs(
             momentum=self.momentum or 0.0,
-            scale=1.0 if self.decay is None else self.decay.scale(t, horizon),
+            scale=marks.step * (1.0 if self.decay is None else self.decay.scale(t, horizon)),
             share=1.0 if average is None else float(average.share(marks.averaged, t, horizon)),
             best=marks.best,
             transformation=self.transformation,
@@ -250,6 +252,8 @@ class Finish:
         said = []
         if self.transformation is not None:
             said.append(f"steps are taken by {self.transformation.name}")
+        if marks.step != 1:
+            said.append(f"steps are {marks.step:g} times as long, as was forecast")
         if self.momentum is not None:
             said.append(f"steps carry on with momentum {self.momentum:g}")
         if self.decay is not None:

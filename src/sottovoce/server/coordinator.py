@@ -294,8 +294,8 @@ def conduct(
         loss, accuracy, signal = judge_model(federation, tree)
         first = None if plan.server.signal == "clients" else signal
         tank = _build_tank(roll.members, None)
-        progress = forecast.start_schedule(federation, tree, first, tank=tank, seed=seed)
-        state = rounds.make_first_state(federation, loss, accuracy, first, tank, progress)
+        begun = forecast.start_schedule(federation, tree, first, tank=tank, seed=seed)
+        state = rounds.make_first_state(federation, loss, accuracy, first, tank, *begun)
         memory = federation.finish.begin(params)
         # After a resume a request must be the same to the last byte: the server's name is stored.
         header = {"run": secrets.token_hex(16), "seed": seed, "server": server, "not_covered": []}

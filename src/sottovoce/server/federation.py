@@ -227,7 +227,9 @@ class Federation:
     def finish(self) -> Finish:
         """The server's optimiser."""
         finish, given = self.plan.server.finish(), self.parts.optimizer
-        return finish if given is None else replace(finish, transformation=OptaxStep(given))
+        if given is not None:  # whose steps are the user's, so that no forecast scales them
+            return replace(finish, transformation=OptaxStep(given))
+        return replace(finish, is_step_free=isinstance(self.schedule, ForecastRounds))
 
     @cached_property
     def metric(self) -> str:

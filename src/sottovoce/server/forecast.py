@@ -1,14 +1,15 @@
-"""Forecast the best number of rounds on the server's public rows, before the first round.
+"""Forecast the best number of rounds and length of steps on public rows, before the first round.
 
-For each candidate of the schedule (a number of rounds T, and how the noise falls) the server trains
-the first model on four fifths of its public rows and measures it on them and on the rest, with the
-clipping, the noise, the steps and the optimiser that the run would have. With one local step a
-round of the federation is a step on all clients' rows plus Gaussian noise of known variance, so
-this is the run itself on other rows of the same kind. One part is memorised and the other is not:
-their mean stands for a run on many rows.
+For each candidate of the schedule (a number of rounds T, a factor r of the server's steps) the
+server trains the first model on four fifths of its public rows and measures it on them and on the
+rest, with the clipping, the noise, the steps and the optimiser that the run would have. With one
+local step a round of the federation is a step on all clients' rows plus Gaussian noise of known
+variance, so this is the run itself on other rows of the same kind. One part is memorised and the
+other is not: their mean stands for a run on many rows.
 
 It costs no privacy: it reads the plan, the first model, public rows, and the noise that clients
-announce. No row, gradient, loss or upload of a client enters (as with `server.signal = public`).
+announce. No row, gradient, loss or upload of a client enters (as with `server.signal = public`). No
+σ or Δ depends on r, which multiplies what the server has received.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpy.typing import NDArray
 
 from sottovoce.data.federated import Samples
 from sottovoce.errors import InputError
@@ -33,26 +33,26 @@ from sottovoce.privacy import seeds
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import Tank
 from sottovoce.schedules import optimizer
-from sottovoce.schedules.algorithms import ForecastRounds
+from sottovoce.schedules.algorithms import Candidate, ForecastRounds
 from sottovoce.schedules.base import Progress, Round
-from sottovoce.schedules.optimizer import NO_MARKS, Finish, Leaves, Memory, StepInputs
+from sottovoce.schedules.optimizer import NO_MARKS, Finish, Leaves, Marks, Memory, StepInputs
 from sottovoce.schedules.pricing import price_release, share_noise
 from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import average_noise, weigh_uploads
 
 FEWEST_ROWS, MOST_ROWS = 40, 1000  # public rows that a forecast needs, and that it uses
 PAIR = 2  # trainings that are compiled together, each with a split of its own
-FEWEST_PAIRS, MOST_PAIRS = 4, 32  # of a candidate that stays to the end;
+FEWEST_PAIRS, MOST_PAIRS = 2, 8  # of a candidate that stays to the end;
 MOST_NUMBERS = 25 * 10**6  # as many trainings as this many rows × parameters allow
 
 
 def start_schedule(
     federation: Federation, params: Params, signal: float | None, *, tank: Tank, seed: int
-) -> Progress:
-    """Return the progress before the first round; with `ForecastRounds`, T is forecast here."""
+) -> tuple[Progress, Marks]:
+    """Return progress and marks before the first round; of `ForecastRounds`, T and r."""
     schedule = federation.schedule
     if not isinstance(schedule, ForecastRounds):
-        return schedule.start(signal)
+        return schedule.start(signal), NO_MARKS
     public = federation.held.validation
     if not isinstance(federation.model.code, JaxModel):
         bound = "fixed, discounted or decaying for a model that is not JAX's"
@@ -61,12 +61,13 @@ def start_schedule(
         bound = f"at least {FEWEST_ROWS} rows with rounds.schedule = forecast"
         raise InputError.of("data.validation", len(public.y), bound, "or choose discounted")
     measure, most = prepare_forecast(federation, params, public, tank=tank, seed=seed)
-    return schedule.announce(*schedule.choose(measure, most))
+    T, r = schedule.choose(measure, most, is_step_free=federation.finish.is_step_free)
+    return Progress(0, T), Marks(step=r)
 
 
 def prepare_forecast(
     federation: Federation, params: Params, public: Samples, *, tank: Tank, seed: int
-) -> tuple[Callable[[tuple[int, int], int], float], int]:
+) -> tuple[Callable[[Candidate, int], float], int]:
     """Return what measures the i-th forecast of a candidate, and how many are worth their time.
 
     A forecast is what a pair of runs on public rows misses of the metric. The i-th forecasts of all
@@ -91,13 +92,12 @@ def prepare_forecast(
     key = seeds.make_key_words(seed, Purpose.FORECAST, 1)
 
     @cache
-    def list_rounds(candidate: tuple[int, int]) -> tuple[Any, ...]:
-        turns = _list_turns(schedule, schedule.announce(*candidate))
-        noise = compute_noise(federation, tank, turns[0].horizon) * _spread_noise(turns)
-        std = np.resize(noise.astype(np.float32), schedule.rounds)
-        return _list_inputs(finish, turns, schedule.rounds), std, np.int32(len(turns))
+    def list_rounds(candidate: Candidate) -> tuple[StepInputs, Any, Any]:
+        T, r = candidate
+        std = np.float32(compute_noise(federation, tank, T))
+        return _list_inputs(finish, T, r, schedule.rounds), std, np.int32(T)
 
-    def measure(candidate: tuple[int, int], i: int) -> float:
+    def measure(candidate: Candidate, i: int) -> float:
         which = np.arange(PAIR * i, PAIR * (i + 1), dtype=np.int32), splits[i]
         numbers = np.float32(recipe.clip), key, *list_rounds(candidate)
         found = _train_pair(*static, start, rows, which, *numbers)
@@ -106,26 +106,11 @@ def prepare_forecast(
     return measure, most
 
 
-def _list_turns(schedule: ForecastRounds, progress: Progress) -> list[Round]:
-    turns = []
-    while (turn := schedule.round(progress)) is not None:
-        turns.append(turn)
-        progress = schedule.advance(progress, math.inf)
-    return turns
-
-
-def _spread_noise(turns: list[Round]) -> NDArray[np.float64]:
-    """Return σ_t/σ_0 of a client that is always there and pays 1/(T − t) of what is left."""
-    kept = np.array([1 - 1 / (turn.horizon - turn.t) for turn in turns])
-    spent = np.cumprod([1.0, *kept[:-1]]) * (1 - kept)
-    return np.asarray(np.sqrt(spent[0] / spent))
-
-
 def compute_noise(federation: Federation, tank: Tank, rounds: int) -> float:
     """Return √(Σ p_i²σ_i²) of a first step whose horizon is `rounds`, for an average cohort.
 
-    Clients that hide their budgets are left out: T is published, and must not tell their numbers
-    (R9 of docs/protocol.md).
+    Clients that hide their budgets are left out: T and r are published, and must not tell their
+    numbers (R9 of docs/protocol.md).
     """
     terms = federation.terms
     offer = price_release(tank, Round(0, rounds), terms, federation.sensitivity)
@@ -141,14 +126,12 @@ def compute_noise(federation: Federation, tank: Tank, rounds: int) -> float:
     return float(average_noise(weight, sigma)) * math.sqrt(fewer)
 
 
-def _list_inputs(finish: Finish, turns: list[Round], most: int) -> StepInputs | None:
-    """Return the optimiser's inputs of every round as arrays of length `most`; None if idle."""
-    if finish.idle:
-        return None
-    marks, listed = NO_MARKS, []
-    for turn in turns:
-        listed.append(finish.step_inputs(marks, turn.t, turn.horizon))
-        marks = finish.update_marks(marks, turn.t, turn.horizon, math.inf)
+def _list_inputs(finish: Finish, rounds: int, step: float, most: int) -> StepInputs:
+    """Return the optimiser's inputs of T rounds as arrays of length `most`."""
+    marks, listed = Marks(step=step), []
+    for t in range(rounds):
+        listed.append(finish.step_inputs(marks, t, rounds))
+        marks = finish.update_marks(marks, t, rounds, math.inf)
     columns: dict[str, Any] = {
         name: np.resize(np.array([getattr(one, name) for one in listed], np.float32), most)
         for name in ("momentum", "scale", "share", "best")
@@ -168,7 +151,7 @@ def _train_pair(
     which: tuple[Array, Array],
     clip: Array,
     words: Array,
-    inputs: StepInputs | None,
+    inputs: StepInputs,
     std: Array,
     rounds: Array,
 ) -> Array:
@@ -198,11 +181,9 @@ def _train_pair(
                 drawn = jax.random.split(jax.random.fold_in(key, t * steps + step), len(leaves))
                 total = clipping.clipped_sum(model, make_tree(leaves), rows, labels, weight, clip)
                 leaves = {
-                    i: leaf - moved + std[t] * jax.random.normal(drawn[i], leaf.shape, leaf.dtype)
+                    i: leaf - moved + std * jax.random.normal(drawn[i], leaf.shape, leaf.dtype)
                     for (i, leaf), moved in zip(leaves.items(), jax.tree.leaves(total), strict=True)
                 }
-            if inputs is None:
-                return leaves, memory
             now = jax.tree.map(lambda column: column[t], inputs)
             return optimizer.take_step(now, memory, before, leaves)
 

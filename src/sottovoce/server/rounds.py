@@ -32,7 +32,7 @@ from sottovoce.runs.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.runs.record import Exceptions, RoundNumbers, SigmaSpread, Status
 from sottovoce.schedules.aggregate import weigh_by_precision, weigh_by_samples
 from sottovoce.schedules.base import Progress, Round
-from sottovoce.schedules.optimizer import Leaves, Memory, StepResult
+from sottovoce.schedules.optimizer import NO_MARKS, Leaves, Marks, Memory, StepResult
 from sottovoce.schedules.pricing import LOSS_SHARE, pick_cohort, share_noise
 from sottovoce.schedules.pricing import price_releases as price
 from sottovoce.server.federation import Federation, judge_model
@@ -194,11 +194,12 @@ def make_first_state(
     signal: float | None,
     tank: Tank | None = None,
     progress: Progress | None = None,
+    marks: Marks = NO_MARKS,
 ) -> ServerState:
     """Return the state before the first round; `signal` is the loss that steers, if it is known.
 
-    `tank` is what real clients disclose; without it all tanks are full. `progress` is the
-    schedule's first one (`server.forecast.start_schedule`), where it depends on more than `signal`.
+    `tank` is what real clients disclose; without it all tanks are full. `progress` and `marks` are
+    the first ones (`server.forecast.start_schedule`), where they depend on more than `signal`.
     """
     zero = np.zeros(len(federation.samples), dtype=np.int64)
     return ServerState(
@@ -211,6 +212,7 @@ def make_first_state(
         mu2=(),
         initial=(loss, accuracy, signal),
         seconds=0.0,
+        marks=marks,
     )
 
 

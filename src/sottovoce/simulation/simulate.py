@@ -375,9 +375,9 @@ def start_run(
     if federation.parts.metrics:  # one that fails must not fail after the last round
         measure_model(federation, start.params)
     tank = federation.tank()
-    progress = forecast.start_schedule(federation, start.params, start.signal, tank=tank, seed=seed)
+    begun = forecast.start_schedule(federation, start.params, start.signal, tank=tank, seed=seed)
     state = rounds.make_first_state(
-        federation, start.loss, start.accuracy, start.signal, tank, progress
+        federation, start.loss, start.accuracy, start.signal, tank, *begun
     )
     memory = federation.finish.begin(flatten_parameters(start.params))
     kept = stack_memory(federation.model, memory)
