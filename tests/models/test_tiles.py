@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.models import clipping, cnn
+from sottovoce.models import clipping, cnn, kernels
 from sottovoce.models.base import Form
 from sottovoce.models.clipping import clipped_sum, evaluate, inspect
 from sottovoce.models.cnn import Cnn
@@ -92,7 +92,8 @@ def test_a_test_row_that_is_not_finite_is_told(bad):
 
 
 @pytest.mark.slow
-def test_products_of_bfloat16_keep_the_promises_of_the_clip(monkeypatch):
+@pytest.mark.parametrize("with_kernels", [False, True])
+def test_products_of_bfloat16_keep_the_promises_of_the_clip(monkeypatch, with_kernels):
     """As an accelerator computes: near the float32 sum, each row within C, bad rows nothing."""
     model = TILES[2, 4]
     params, x, y = draw(model, rows=9)
@@ -101,6 +102,9 @@ def test_products_of_bfloat16_keep_the_promises_of_the_clip(monkeypatch):
     x = x.at[4, 5].set(np.finfo(np.float32).max)  # finite, and infinite in bfloat16
     x = x.at[5].set(1e38)  # finite there, too, and its maps are not
     monkeypatch.setattr(clipping, "product_type", lambda model, dtype: jnp.bfloat16)
+    if with_kernels:
+        use_kernels(monkeypatch)
+    clipping._clipped_sum.clear_cache()
     seen = inspect(model, x)
     assert seen.x.dtype == jnp.bfloat16
     assert seen.is_clean.tolist() == [True] * 4 + [False] + [True] * 4
@@ -113,6 +117,93 @@ def test_products_of_bfloat16_keep_the_promises_of_the_clip(monkeypatch):
     lengths = np.sqrt(sum(squares))
     np.testing.assert_array_equal(lengths > 0, is_good > 0)
     assert np.all(lengths <= 1e-3 * (1 + 1e-5))  # though errors are rounded after they were cut
+
+
+# Kernels of a GPU, interpreted on a CPU
+
+
+def make_kernels(model, interpret=True):
+    sizes = cnn.choose_tile(model), model.map_shape[1:], model.channels
+    return kernels.CnnKernels(model.shape, cnn.KERNEL, cnn.PADDING, *sizes, interpret)
+
+
+def use_kernels(monkeypatch):
+    monkeypatch.setattr(cnn, "load_kernels", make_kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [TILES[2, 4], TILES[3, 3], TILES[1, 1]], ids=str)
+def test_kernels_compute_the_steps_of_the_plain_sum(model, monkeypatch):
+    monkeypatch.setattr(kernels, "PROGRAMS", 2)  # of which each has several rows
+    monkeypatch.setattr(kernels, "TILES", 16)
+    params, x, y = draw(model)
+    tiled, fast = cnn.arrange_tiles(model, params), make_kernels(model)
+    wanted = cnn.find_factors(model, tiled, inspect(model, x), y)
+    padded = fast.pad(x)
+    hidden = fast.convolve(padded, tiled.band, tiled.bias, finite=True)
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    np.testing.assert_allclose(hidden, wanted.hidden, **near)
+    error1, squared = fast.send_back(wanted.hidden, wanted.error, tiled.back)
+    sent = jnp.tensordot(wanted.error, tiled.back, 1)
+    np.testing.assert_allclose(error1, jnp.where(wanted.hidden > 0, sent, 0), **near)
+    np.testing.assert_allclose(squared, wanted.squared_hidden, **near)
+    by_kernel, by_bias = fast.kernel_gradients(padded, error1)
+    np.testing.assert_allclose(by_kernel, wanted.kernel, **near)
+    np.testing.assert_allclose(by_bias, wanted.bias, **near)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_kernels_evaluate_as_the_plain_steps_do(bad, monkeypatch):
+    model = TILES[2, 4]
+    params, x, y = draw(model)
+    wanted = evaluate(model, params, x, y)
+    use_kernels(monkeypatch)
+    clipping._evaluate.clear_cache()
+    np.testing.assert_allclose(evaluate(model, params, x, y), wanted, rtol=1e-5)
+    assert not math.isfinite(float(evaluate(model, params, x.at[2, 5].set(bad), y)[0]))
+    clipping._evaluate.clear_cache()
+
+
+@pytest.mark.parametrize("model", [TILES[2, 4], TILES[3, 3], WIDE], ids=str)
+def test_kernels_translate_to_the_language_of_a_gpu(model):
+    """Which needs no GPU: sizes are powers of two, and nothing is used that Triton lacks."""
+    params, x, y = draw(model)
+    fast = make_kernels(model, interpret=False)
+
+    def compute(params, x, error):
+        tiled, padded = cnn.arrange_tiles(model, params), fast.pad(x.astype(jnp.bfloat16))
+        hidden = fast.convolve(padded, tiled.band, tiled.bias, finite=True)
+        return fast.kernel_gradients(padded, fast.send_back(hidden, error, tiled.back)[0])
+
+    error = jnp.zeros((len(y), model.classes))
+    text = jax.jit(compute).trace(params, x, error).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("xla.gpu.triton") == 3
+
+
+def test_kernels_write_no_windows(monkeypatch):
+    """No array of a chunk has more numbers than the hidden layer; the windows have 2.25 as many."""
+    model, n = Cnn((32, 32, 3), channels=8, classes=10), 5000
+    use_kernels(monkeypatch)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    x, y = jax.ShapeDtypeStruct((n, 3072), jnp.bfloat16), jax.ShapeDtypeStruct((n,), jnp.int32)
+
+    def compute(params, x, y, weight):
+        rows = clipping.Inspected(x, weight > 0, weight)
+        return model.sum_chunk(model.prepare(params), jnp.float32(1), rows, y, weight)
+
+    traced = jax.make_jaxpr(compute)(params, x, y, jax.ShapeDtypeStruct((n,), jnp.float32))
+    sizes = [variable.aval.size for step in traced.eqns for variable in step.outvars]
+    assert [step.primitive.name for step in traced.eqns].count("pallas_call") == 3
+    assert max(sizes) == n * math.prod(model.map_shape)
+
+
+def test_where_kernels_do_not_compile_the_plain_steps_remain(monkeypatch):
+    assert cnn.load_kernels(MODELS[0]) is None
+    cnn.load_kernels.cache_clear()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # one that Triton does not know
+    assert cnn.load_kernels(MODELS[0]) is None
+    cnn.load_kernels.cache_clear()
 
 
 @pytest.mark.slow

@@ -115,9 +115,11 @@ def test_an_accelerator_copies_no_more_than_it_should(monkeypatch):
     monkeypatch.setattr(compiled, "_has_accelerator", lambda: True)
     given = Given([pair(40) for _ in range(7)], **PUBLIC)
     weight = np.ones((1, 7))
-    for size, copies in ((3, True), (4, False), (7, False)):
+    for size, copies in ((3, True), (5, True), (6, False), (7, False)):
         one = build(PLAN.replace(f"rounds.per_round={size}"), seed=1, data=given)
         assert (compiled.choose_members([one], weight) is not None) == copies
+    most = build(PLAN.replace("rounds.per_round=5"), seed=1, data=given)
+    assert compiled.choose_members([most] * 2, np.ones((2, 7))) is None
     few = build(PLAN, seed=1, data=given)
     monkeypatch.setattr(compiled, "COPIED_BYTES", 2 * 3 * 40 * 4 * 6)
     assert compiled.choose_members([few] * 2, np.ones((2, 7))) is not None

@@ -33,6 +33,7 @@ from sottovoce.models.metrics import REGRESSION_METRICS, compute_auprc, compute_
 # few, large kernels.
 CPU_BYTES = 5 << 20
 DEVICE_BYTES = 512 << 20
+EVEN_ROWS = 256  # of an accelerator's chunk: a multiple
 
 
 def rows_per_chunk(numbers_a_row: int, item_bytes: int) -> int:
@@ -61,6 +62,9 @@ def fold(
         return step(x, y, weight)
     chunks = -(-n // rows)
     rows = -(-n // chunks)  # even chunks, so that the last one repeats few rows
+    if jax.default_backend() != "cpu":  # which sums over parts of the rows, and would pad others
+        rows = min(n, -(-rows // EVEN_ROWS) * EVEN_ROWS)
+        chunks = -(-n // rows)
 
     def add(total: Any, index: Array) -> tuple[Any, None]:
         start = jnp.minimum(index * rows, n - rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import numpy as np
@@ -17,6 +18,8 @@ from sottovoce.models.base import Inspected, NamedModel, Params, Shapes, clippin
 
 if TYPE_CHECKING:
     from jax import Array
+
+    from sottovoce.models import kernels
 
 KERNEL = 5
 PADDING = 4
@@ -91,18 +94,21 @@ class Cnn(NamedModel):
         return arrange_tiles(self, params)
 
     def numbers_per_row(self) -> int:
-        return _numbers_per_row(self) + 2 * math.prod(self.map_shape)
+        # Kernels write a hidden layer and its error. With so many rows at once the 32 runs of a
+        # batch have fewer than the 2³¹ numbers that a kernel can address.
+        held = 0 if load_kernels(self) else _numbers_per_row(self)
+        return held + 2 * math.prod(self.map_shape)
 
     def numbers_per_evaluated_row(self) -> int:
-        return _numbers_per_row(self)
+        return 2 * math.prod(self.map_shape) if load_kernels(self) else _numbers_per_row(self)
 
     def sum_chunk(
         self, prepared: Tiled, clip: Array, rows: Inspected, y: Array, weight: Array
     ) -> Params:
-        is_clean, kernels, biases, hidden, error2 = find_factors(self, prepared, rows, y)
+        is_clean, kernels, biases, hidden, squared_hidden, error2 = find_factors(
+            self, prepared, rows, y
+        )
         squared = jnp.sum(kernels**2, axis=(1, 2, 3, 4)) + base.squared_norms(biases)
-        # Tiles first: a sum along the memory is added up one by one.
-        squared_hidden = jnp.sum(jnp.sum(hidden.astype(error2.dtype) ** 2, axis=1), axis=1)
         squared += base.squared_norms(error2) * (squared_hidden + 1)
         factor = base.clip_factors(squared, is_clean, weight, clip)
         error2 = base.scale_counted(error2, factor)
@@ -237,6 +243,26 @@ def cut_windows(model: Cnn, x: Array) -> Array:
     return cut(model, x)
 
 
+@cache
+def load_kernels(model: Cnn) -> kernels.CnnKernels | None:
+    """Return kernels for this model, or None: not on an NVIDIA GPU, or they do not compile there.
+
+    They are compiled once to find out: Pallas is young, and a GPU has so many registers.
+    """
+    if jax.default_backend() != "gpu":
+        return None
+    try:
+        from sottovoce.models.kernels import CnnKernels
+
+        found = CnnKernels(
+            model.shape, KERNEL, PADDING, choose_tile(model), model.map_shape[1:], model.channels
+        )
+        found.compile_all(model.classes)
+    except Exception:  # whatever is missing, the other steps do the same
+        return None
+    return found
+
+
 def _copy_windows(model: Cnn, x: Array) -> Array:
     """Copy windows line by line, as a CPU does fastest."""
     (a, b), (_, height, width) = choose_tile(model), model.map_shape
@@ -304,6 +330,9 @@ def kernel_gradients(model: Cnn, windows: Array, error: Array, kind: jnp.dtype) 
 
 def compute_scores(model: Cnn, with_params: Tiled, x: Array) -> Array:
     """Return what `Cnn.apply` does, for many rows."""
+    if (fast := load_kernels(model)) is not None and x.dtype == jnp.float32:
+        hidden = fast.convolve(fast.pad(x), with_params.band, with_params.bias)
+        return apply_dense(hidden, with_params)
     return apply_dense(jax.nn.relu(convolve(cut_windows(model, x), with_params)), with_params)
 
 
@@ -314,15 +343,25 @@ class Factors(NamedTuple):
     kernel: Array  # (n, channels, 5, 5, colours): each row's gradient
     bias: Array  # (n, channels): likewise
     hidden: Array  # (n, tiles, numbers): the largest number where it is not finite
+    squared_hidden: Array  # (n,)
     error: Array  # (n, classes): the derivative by the scores
 
 
 def find_factors(model: Cnn, params: Tiled, rows: Inspected, y: Array) -> Factors:
     """Return the convolution's gradient of every row, and the two factors of the dense layer's."""
+    if (fast := load_kernels(model)) is not None and rows.x.dtype == jnp.bfloat16:
+        padded = fast.pad(rows.x)
+        hidden = fast.convolve(padded, params.band, params.bias, finite=True)
+        error2 = softmax.score_errors(apply_dense(hidden, params), y, model.number_loss)
+        error1, squared = fast.send_back(hidden, error2, params.back)
+        kernels, biases = fast.kernel_gradients(padded, error1)
+        return Factors(rows.is_clean, kernels, biases, hidden, squared, error2)
     windows, kind = cut_windows(model, rows.x), params.w.dtype
     hidden = base.relu_finite(convolve(windows, params), windows.dtype)
     error2 = softmax.score_errors(apply_dense(hidden, params), y, model.number_loss)
     error1 = jnp.where(hidden > 0, jnp.tensordot(error2, params.back, 1), 0)
     kernels = kernel_gradients(model, windows, error1, kind)
     by_place = jnp.sum(error1, axis=1).reshape(y.shape[0], -1, model.channels)
-    return Factors(rows.is_clean, kernels, jnp.sum(by_place, axis=1), hidden, error2)
+    # Tiles first: a sum along the memory is added up one by one.
+    squared = jnp.sum(jnp.sum(hidden.astype(kind) ** 2, axis=1), axis=1)
+    return Factors(rows.is_clean, kernels, jnp.sum(by_place, axis=1), hidden, squared, error2)

@@ -542,7 +542,8 @@ def choose_members(
 
     Where K < U the rows of the other clients need not be read. With several local steps the round
     goes client by client anyway. With one step that pays where a client has enough rows to keep a
-    CPU busy, and on an accelerator, which copies the rows, where the cohorts have half of them.
+    CPU busy, and on an accelerator, which copies the rows, where the cohorts have half of them, or
+    the only one has four fifths.
     """
     size = max(federation.terms.per_round for federation in federations)
     first = federations[0]
@@ -553,7 +554,7 @@ def choose_members(
     if _has_accelerator():
         row_bytes = 4 * math.prod(first.held.train.x.shape[1:])
         copied = len(federations) * size * longest * row_bytes
-        pays = share <= 0.5 and copied <= COPIED_BYTES
+        pays = share <= (0.8 if len(federations) == 1 else 0.5) and copied <= COPIED_BYTES
     else:
         pays = len(federations) == 1 and longest >= FEW_ROWS and share <= 0.9
     pays = pays and choose_mesh(first) is None
