@@ -24,6 +24,8 @@ ROWS, COLUMNS = 16, 256  # in a step of the way back through the dense layer
 PROGRAMS = 528  # for the rows' gradients: four for each unit of an H200
 WARPS = {"convolve": 8, "send_back": 8, "kernel_gradients": 4}
 STAGES = 2
+_describe: Any = jax.ShapeDtypeStruct
+_find_limits: Any = jnp.finfo
 
 
 @final
@@ -84,11 +86,9 @@ class CnnKernels:
         """Compile the kernels for a few rows, or raise what the compiler does."""
         rows, kinds = 8, (jnp.bfloat16, jnp.float32)
         band, size = (self.lines * self.line, self.numbers), self.tiles * self.numbers
-        params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (band, band[1:])]
-        error = [
-            jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, classes), (classes, size))
-        ]
-        x = [jax.ShapeDtypeStruct((rows, math.prod(self.shape)), kind) for kind in kinds]
+        params = [_describe(shape, jnp.float32) for shape in (band, band[1:])]
+        error = [_describe(shape, jnp.float32) for shape in ((rows, classes), (classes, size))]
+        x = [_describe((rows, math.prod(self.shape)), kind) for kind in kinds]
 
         def compute(x: Array, band: Array, bias: Array, error: Array, back: Array) -> Any:
             hidden = self.convolve(self.pad(x), band, bias, finite=True)
@@ -113,7 +113,7 @@ class CnnKernels:
         band = band.reshape(self.lines, self.line, self.numbers).astype(kind)
         beyond = (0, self.outputs - self.numbers)
         band = jnp.pad(band, [(0, 0), (0, self.columns - self.line), beyond])
-        most = float(jnp.finfo(kind).max)
+        most = float(_find_limits(kind).max)
 
         def compute(x_ref: Any, band_ref: Any, bias_ref: Any, out_ref: Any) -> None:
             item, number = pl.program_id(0) * ITEMS + jnp.arange(ITEMS), jnp.arange(self.outputs)
@@ -121,7 +121,8 @@ class CnnKernels:
 
             def step(i: Array, total: Array) -> Array:
                 windows = self._load_line(x_ref, row, item % self.tiles, i, is_there)
-                return total + triton.dot(windows, band_ref[i], allow_tf32=True)
+                product: Array = triton.dot(windows, band_ref[i], allow_tf32=True)
+                return total + product
 
             zero = jnp.zeros((ITEMS, self.outputs), jnp.float32)
             total = jax.lax.fori_loop(0, self.lines, step, zero) + bias_ref[...][None, :]
@@ -133,9 +134,9 @@ class CnnKernels:
             triton.store(out_ref.at[where], hidden, mask=mask)
 
         size = n * self.tiles * self.numbers
-        programs, out = -(-n * self.tiles // ITEMS), (jax.ShapeDtypeStruct((size,), kind),)
+        programs, out = -(-n * self.tiles // ITEMS), (_describe((size,), kind),)
         call = self._compile("convolve", compute, programs, out)
-        (found,) = call(padded.reshape(-1), band, jnp.pad(bias, beyond))
+        found: Array = call(padded.reshape(-1), band, jnp.pad(bias, beyond))[0]
         return found.reshape(n, self.tiles, self.numbers)
 
     def send_back(self, hidden: Array, error: Array, back: Array) -> tuple[Array, Array]:
@@ -174,7 +175,7 @@ class CnnKernels:
             squared = jax.lax.fori_loop(0, -(-size // COLUMNS), step, zero)
             triton.store(norm_ref.at[row], squared, mask=is_row)
 
-        out = jax.ShapeDtypeStruct((n * size,), hidden.dtype), jax.ShapeDtypeStruct((n,), "float32")
+        out = _describe((n * size,), hidden.dtype), _describe((n,), "float32")
         call = self._compile("send_back", compute, -(-n // ROWS), out)
         sent, squared = call(hidden.reshape(-1), error.reshape(-1), back.reshape(-1))
         return sent.reshape(hidden.shape), squared
@@ -239,7 +240,7 @@ class CnnKernels:
             jax.lax.fori_loop(0, (n - program + programs - 1) // programs, compute_row, None)
 
         lengths = n * self.channels * (size + 1), programs * self.lines * page
-        out = tuple(jax.ShapeDtypeStruct((length,), jnp.float32) for length in lengths)
+        out = tuple(_describe((length,), jnp.float32) for length in lengths)
         call = self._compile("kernel_gradients", compute, programs, out)
         found = call(padded.reshape(-1), error.reshape(-1))[0].reshape(n, self.channels, size + 1)
         shape = (n, self.channels, self.kernel, self.kernel, colours)
