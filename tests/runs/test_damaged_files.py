@@ -319,7 +319,7 @@ OWN = {
     "def f():\n    return {}['a']\n\nmodel = f()\n": "KeyError in line 2 of net.py: 'a'",
     "import nowhere_at_all\n": "ModuleNotFoundError in line 1 of net.py: No module named",
     "raise SystemExit(3)\n": "SystemExit in line 1 of net.py: 3",
-    "other = 1\n": "has no attribute 'model'",
+    "other = 1\n": "net.py has no model",
     "model = 5\n": "model.own must be a model",
     "\x00": "null bytes",
 }
