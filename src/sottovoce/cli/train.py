@@ -70,7 +70,11 @@ def train(
     from sottovoce import reports
     from sottovoce.simulation import simulate as engine
 
-    show = progress.choose_display(stream, quiet=quiet, waiting="compiling the round …")
+    forecasts = plan.rounds.schedule == "forecast" and not resume
+    waiting = (
+        "forecasting rounds and steps on public rows …" if forecasts else "compiling the round …"
+    )
+    show = progress.choose_display(stream, quiet=quiet, waiting=waiting)
     heading = [_describe_run(plan)]  # said once rounds are played, not before a refusal
 
     def show_round(done: RoundDone) -> None:
