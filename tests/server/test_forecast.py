@@ -161,7 +161,7 @@ def force_step(monkeypatch, step):
 def test_the_books_do_not_depend_on_the_step(monkeypatch, noise):
     """r multiplies what the server has received: σ, Δ and what is booked are the same."""
     told = []
-    for step in (0.25, 4.0):
+    for step in (2.0, 8.0):
         force_step(monkeypatch, step)
         seed = 3 if noise == "simulated" else None
         own = plan(**FORECAST, **{"data.name": "digits", "data.samples": 40, "noise": noise})
