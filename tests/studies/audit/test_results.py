@@ -54,7 +54,7 @@ def test_the_committed_audit_is_whole_and_contradicts_nothing():
     for one in FOUND["messages"]:
         low, _, high = one["mu"]
         assert low <= one["mu_true"] <= high  # 99.9 %; what is committed is a run that held
-        if one["mu_true"] < 2:
+        if one["mu_true"] < 2 and one["messages"] >= 20_000:  # of whole runs there are fewer
             assert low >= 0.85 * one["mu_true"]
         assert 0 < one["epsilon_free"] <= one["epsilon"]
     clean = {(row["attack"], row["measure"]): row["levels"][0]["value"] for row in FOUND["attacks"]}
