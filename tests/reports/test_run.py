@@ -708,3 +708,11 @@ def test_the_schema_refuses_what_is_not_a_record(change):
     record, _ = example(stop_after=1)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(record | change, schema())
+
+
+def test_no_row_of_a_chart_loses_its_name():
+    def paint(ax):
+        ax.set_yticks(range(9), [f"row {i}" for i in range(9)])
+
+    drawing = charts.draw_axes("rows", "nine rows", paint, size=(4, 3), inline=True)
+    assert all(f">row {i}<" in drawing for i in range(9))

@@ -92,8 +92,11 @@ def draw_axes(name: str, label: str, paint: Callable[[Any], None], **how: Any) -
 
 def tidy_axes(ax: Any) -> None:
     """Draw axes without ticks and with few numbers."""
+    from matplotlib.ticker import FixedLocator
+
     ax.tick_params(length=0)
-    if ax.get_yscale() == "linear":
+    # Of ticks at fixed places, the names of rows, none may be left out.
+    if ax.get_yscale() == "linear" and not isinstance(ax.yaxis.get_major_locator(), FixedLocator):
         ax.locator_params(axis="y", nbins=6)
 
 
