@@ -34,7 +34,7 @@ def build(work: Work, model: JaxModel | None = None) -> Play:
     samples = Samples(work.x, work.y)
     seen = inspect_rows(model, samples)
     rows = StackedRows(
-        x=jax.tree.map(lambda part: part[None], seen),
+        x=jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf)[None]), seen),
         y=put_on_device(samples)[1][None],
         owner=jnp.repeat(jnp.arange(shape.clients), shape.samples)[None],
         samples=jnp.full((1, shape.clients), shape.samples),
@@ -42,15 +42,15 @@ def build(work: Work, model: JaxModel | None = None) -> Play:
         valid_y=jnp.asarray(work.test_y)[None],
     )
     params = jax.tree.map(lambda array: jnp.asarray(array)[None], work.params)
-    count = iter(range(2**31))
+    count, rate, clip = iter(range(2**31)), work.rate, work.clip
 
     def one(std: float) -> Outcome:
         t = next(count)
         orders = Orders(
             split=np.zeros(1, np.int32),
             weight=np.full((1, shape.clients), 1 / shape.clients, np.float32),
-            rate=np.full(1, work.rate, np.float32),
-            clip=np.full(1, work.clip, np.float32),
+            rate=np.full(1, rate, np.float32),
+            clip=np.full(1, clip, np.float32),
             std=np.full(1, std, np.float32),
             sigma=np.zeros((1, 1, shape.clients), np.float32),
             signal_std=np.zeros(1, np.float32),

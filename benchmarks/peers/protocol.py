@@ -165,5 +165,6 @@ def serve(build: Callable[[Work], Play], *packages: str) -> None:
     """A whole peer: read the work, build what plays a round, answer."""
     began = time.perf_counter()
     work = given()
-    play = build(work)
-    converse(play, std=work.std, using=versions(*packages), began=began)
+    std, play = work.std, build(work)
+    del work  # a peer that has its own copy of the rows need not hold ours
+    converse(play, std=std, using=versions(*packages), began=began)

@@ -22,7 +22,12 @@ from sottovoce.models.clipping import find_shortfall
 from sottovoce.models.custom import custom
 from sottovoce.plan import Plan
 from sottovoce.reports.progress import summarize_run
-from sottovoce.server.federation import build, build_from_members, measure_model
+from sottovoce.server.federation import (
+    build,
+    build_from_members,
+    measure_model,
+    put_on_device,
+)
 from sottovoce.simulation.simulate import simulate
 from support.in_process import plan
 from support.in_process import public as public_rows
@@ -281,3 +286,11 @@ def save_sites(path, held, **more):
     with np.load(path) as stored:
         np.savez(path, **{**stored}, **more)
     return path
+
+
+def test_a_cpu_holds_rows_once() -> None:
+    given = np.arange(12, dtype=np.float32).reshape(4, 3)
+    samples = federated.Samples(given.copy(), np.zeros(4, np.int32))
+    x, _ = put_on_device(samples)
+    assert np.shares_memory(samples.x, np.asarray(x))
+    assert np.array_equal(samples.x, given)

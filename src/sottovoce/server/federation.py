@@ -706,11 +706,16 @@ _PLACED: WeakKeyDictionary[Samples, tuple[jax.Array, jax.Array]] = WeakKeyDictio
 
 
 def put_on_device(samples: Samples) -> tuple[jax.Array, jax.Array]:
-    """Return the rows where JAX computes; they are copied once, however many runs use them."""
+    """Return the rows where JAX computes; they are copied once, however many runs use them.
+
+    On a CPU the samples then show JAX's copy, so that the rows are held once.
+    """
     if samples not in _PLACED:
         # One copy: `jnp.asarray` makes two of an array that does not begin at 64 bytes.
         x = jax.device_put(samples.x, may_alias=False)
         _PLACED[samples] = x, jnp.asarray(samples.y)
+        if jax.default_backend() == "cpu" and x.dtype == samples.x.dtype:
+            object.__setattr__(samples, "x", np.asarray(x))
     return _PLACED[samples]
 
 
