@@ -14,14 +14,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 BIN = ".venv/bin"
-PYTEST = [f"{BIN}/python", "-m", "pytest", "-q", "--dist", "worksteal"]
-# Three workers on two cores where a third of the tests wait for processes of their own. A worker
+# Three workers on two cores, since a third of the tests wait for processes of their own. A worker
 # costs 10 to 20 seconds before its first test.
-TWO, THREE = [*PYTEST, "-n", "2"], [*PYTEST, "-n", "3"]
-# What the tests of training compute is small: most of their time was XLA's optimising. `make trust`
-# repeats them as users compile, and here those do whose programs must agree bit for bit.
+PYTEST = [f"{BIN}/python", "-m", "pytest", "-q", "--dist", "worksteal", "-n", "3"]
+# What tests train is small: most of their time was XLA's optimising. `make trust` repeats them as
+# users compile; here those do whose programs must agree bit for bit, and all that is about a
+# client's release, its vault, a federation or a command.
 PLAIN = ["env", "JAX_DISABLE_MOST_OPTIMIZATIONS=1", "XLA_FLAGS=--xla_cpu_use_fusion_emitters=false"]
-TRAINING = ["tests/models", "tests/runs", "tests/schedules", "tests/simulation"]
+TRAINING = [
+    *("tests/data", "tests/models", "tests/plan", "tests/privacy", "tests/reports", "tests/runs"),
+    *("tests/schedules", "tests/server", "tests/simulation", "tests/studies"),
+]
 OTHERS = [f"--ignore={folder}" for folder in TRAINING]
 WHERE_EXACT = ["tests/simulation/test_accelerator.py", "tests/models/test_clipping.py"]
 EXACT = [f"{BIN}/python", "-m", "pytest", "-q", "-m", "exact", *WHERE_EXACT]
@@ -38,12 +41,12 @@ BUILD = [
     ("wheel", [f"{BIN}/python", "tests/wheel.py"]),
 ]
 # The parts of one list keep one core busy each: two run at a time.
-CHECK = [[INSTALL], LINT, [("quick tests", [*THREE, "-m", "not slow and not trust"])]]
+CHECK = [[INSTALL], LINT, [("quick tests", [*PYTEST, "-m", "not slow and not trust"])]]
 TEST = [
     [INSTALL],
     [*LINT, *BUILD, ("exact tests", EXACT)],
-    [("training", [*PLAIN, *TWO, "--durations=8", "-m", "not exact and not trust", *TRAINING])],
-    [("tests", [*THREE, "--durations=8", "-m", "not trust", *OTHERS])],
+    [("training", [*PLAIN, *PYTEST, "--durations=8", "-m", "not exact and not trust", *TRAINING])],
+    [("tests", [*PYTEST, "--durations=8", "-m", "not trust", *OTHERS])],
 ]
 
 

@@ -260,7 +260,7 @@ MINI = replace(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["softmax", "mlp"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("softmax", marks=pytest.mark.trust)])
 def test_rows_of_features_are_attacked_as_they_are(model, tmp_path, rendered):
     """They are no pictures: nothing is drawn of them, and the audit comes to its end."""
     (tmp_path / "plan.toml").write_text(
@@ -347,7 +347,9 @@ def test_a_run_is_attacked_at_the_model_it_ended_with(tmp_path):
     assert np.array_equal(found.model["w1"], np.asarray(done.params["w1"], np.float64))
 
 
-@pytest.mark.parametrize(("found", "code"), [(example, 0), (refuted, 1)])
+@pytest.mark.parametrize(
+    ("found", "code"), [pytest.param(example, 0, marks=pytest.mark.trust), (refuted, 1)]
+)
 def test_the_command_ends_with_1_if_the_promise_is_contradicted(
     found, code, tmp_path, monkeypatch, capsys
 ):
@@ -388,7 +390,10 @@ def test_what_cannot_be_audited_is_refused_in_a_sentence(words, said, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("kind", ["persons", "numbers", "both"])
+@pytest.mark.parametrize(
+    "kind",
+    [*(pytest.param(kind, marks=pytest.mark.trust) for kind in ("persons", "numbers")), "both"],
+)
 def test_persons_and_numbers_are_attacked_by_all_that_applies(tmp_path, kind):
     """What looks for a single row or a class is named as not measured; the rest has its ceiling."""
     rng = np.random.default_rng(2)

@@ -230,7 +230,7 @@ def test_the_audit_can_fail(bug, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("honest", [1, 4])
+@pytest.mark.parametrize("honest", [pytest.param(1, marks=pytest.mark.trust), 4])
 def test_the_audit_finds_models_with_too_little_noise(honest, monkeypatch):
     """Five clients whose models are watched: as it stands nobody is accused (false alarm < 1e-3).
 

@@ -56,7 +56,8 @@ KEEP = ("rounds.schedule", "server")
 
 def table_plan(path: str = "people.csv", **changes) -> Plan:
     own = {"path": path, "label": "rich", "columns": COLUMNS, "clients": 5, "samples": 60}
-    plan = Plan(data=own, model={"name": "softmax"}, privacy={"epsilon": 4, "delta": 1e-3})
+    privacy = {"epsilon": 4, "delta": 1e-3}
+    plan = Plan(data=own, model={"name": "softmax"}, privacy=privacy, rounds={"rounds": 40})
     return plan.replace(**changes)
 
 
@@ -347,7 +348,7 @@ def test_where_the_step_follows_the_rule_the_first_grid_is_around_it():
     plan = table_plan().replace(**{"local.learning_rate": 3.0})
     rounds, rate = (ladder for ladder in build_space(plan).ladders if ladder.key in (ROUNDS, RATE))
     centred, other = (build_space(plan, auto=auto) for auto in (3.0, 5.0))
-    assert centred.list_coarse(rounds) == [50.0, 200.0, 800.0]
+    assert centred.list_coarse(rounds) == [10.0, 40.0, 160.0]
     assert centred.list_coarse(rate) == [0.75, 3.0, 12.0]
     assert other.list_coarse(rate) == list(rate.coarse)
 
