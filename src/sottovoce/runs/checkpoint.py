@@ -149,9 +149,9 @@ def require_out(out: Path | None) -> Path:
 def require_stopped(folder: Path) -> None:
     """Refuse a folder that holds no run that can go on."""
     if not (folder / NAME).exists():
-        raise RunError(
-            f"{folder} holds no {NAME}; only a run that was stopped on its way can be resumed"
-        )
+        ended = (folder / "record.json").exists()
+        found = f"the run in {folder} has ended" if ended else f"{folder} holds no {NAME}"
+        raise RunError(f"{found}; only a run that was stopped on its way can be resumed")
 
 
 def save(
