@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -158,7 +159,7 @@ class Findings:
         """The names of the attacks that tell members from others."""
         return list(dict.fromkeys(attack.name for attack in self.members))
 
-    @property
+    @cached_property
     def rows(self) -> list[Row]:
         """The rows of the table of attacks."""
         return [*self._list_reconstructions(), *self._list_traps(), *self._list_memberships()]
@@ -235,7 +236,7 @@ class Findings:
         )
         return cells + len(self.promises) + len(self.one_runs)
 
-    @property
+    @cached_property
     def contradictions(self) -> list[str]:
         """What refutes the promise, a sentence for each; empty if nothing does."""
         found = []
