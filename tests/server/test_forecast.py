@@ -87,6 +87,22 @@ def test_the_numbers_of_clients_that_hide_them_do_not_show():
         forecast.compute_noise(nobody, tank, ROUNDS)
 
 
+@pytest.mark.parametrize(("public", "used"), [(60, 60), (1500, 1500), (2400, 2000)])
+def test_it_trains_on_all_public_rows_up_to_a_limit(monkeypatch, public, used):
+    """Of few rows it memorises more than a run does of its clients' rows: paths get too long."""
+    seen = []
+
+    def keep(model, steps, metric, structure, count, start, rows, which, *numbers):
+        assert {len(set(split)) for split in which[1]} == {len(rows[1])}  # each row once
+        seen.append((count, len(rows[1])))
+        return np.zeros((forecast.PAIR, 2))
+
+    monkeypatch.setattr(forecast, "_train_pair", keep)
+    data = Given(draw(public + 180, 5))
+    look_ahead(build(plan(**FORECAST, **{"data.validation": public}), data=data, seed=1))
+    assert set(seen) == {(4 * used // 5, used)}
+
+
 @pytest.mark.parametrize(
     "changes",
     [{}, {"server.weights": "precision", "privacy.epsilon": [1.0, 8.0, 8.0]},

@@ -40,7 +40,9 @@ from sottovoce.schedules.pricing import price_release, share_noise
 from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import average_noise, weigh_uploads
 
-FEWEST_ROWS, MOST_ROWS = 40, 1000  # public rows that a forecast needs, and that it uses
+# Public rows that a forecast needs, and that it uses: of fewer it memorises more than a run does of
+# its clients' rows, and takes paths that are too long; of more it only takes longer.
+FEWEST_ROWS, MOST_ROWS = 40, 2000
 PAIR = 2  # trainings that are compiled together, each with a split of its own
 FEWEST_PAIRS, MOST_PAIRS = 2, 8  # of a candidate that stays to the end;
 MOST_NUMBERS = 25 * 10**6  # as many trainings as this many rows × parameters allow
