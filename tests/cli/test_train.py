@@ -45,7 +45,8 @@ def test_train_shows_rounds_result_guarantee_and_files(finished):
     assert lines[0] == SIMULATED
     rounds = [line for line in lines if line.startswith("round ")]
     assert len(rounds) == record["result"]["rounds_used"] <= 120
-    assert any("T 120 →" in line for line in rounds)  # CRD triggered
+    found = record["result"]["forecast"]
+    assert f"forecast: T = {found['rounds']}, steps × {found['step']:g}" in shown
     assert f"test accuracy {record['result']['test_accuracy']:.1%}" in shown
     assert f"{record['result']['rounds_used']} rounds of 120" in shown
     assert "(8, 1e-05)-differentially private" in shown

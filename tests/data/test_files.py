@@ -123,7 +123,7 @@ def test_train_predict_report_and_calibrate_need_no_call_of_posix(tmp_path):
     )
     codes = [line for line in done.stdout.splitlines() if line.startswith("code ")]
     assert codes == ["code 0"] * 4 + ["code 2"] * 3, done.stderr
-    here = simulate(Plan(rounds={"schedule": "fixed", "rounds": 2}), seed=1)
+    here = simulate(Plan.load(None, ["rounds.schedule=fixed", "rounds.rounds=2"]), seed=1)
     record = json.loads((tmp_path / "run" / "record.json").read_text("utf-8"))
     assert record["result"]["model_sha256"] == here.record["result"]["model_sha256"]
     lines = done.stderr.splitlines()

@@ -23,7 +23,12 @@ from sottovoce.plan.base import MOST
 from sottovoce.plan.data import DATASETS, Data
 from sottovoce.plan.sections import Model, Privacy, Rounds
 from sottovoce.privacy.calibration import capacity
-from sottovoce.schedules.algorithms import DecayingNoise, DiscountedRounds, FixedRounds
+from sottovoce.schedules.algorithms import (
+    DecayingNoise,
+    DiscountedRounds,
+    FixedRounds,
+    ForecastRounds,
+)
 
 DEFAULT = resources.files("sottovoce.plan").joinpath("default.toml").read_text("utf-8")
 HUGE = "0x" + "f" * 5000  # an integer that Python itself refuses to print
@@ -313,7 +318,7 @@ MALFORMED_SETTINGS = [
     ("privacy.clients=nowhere.csv", "privacy.clients 'nowhere.csv' cannot be read"),
     ("model.name=mpl", "did you mean mlp?"),
     ("data.clients=20", "data.samples must be at most 1430 for all 20 clients together"),
-    ("rounds.slope=0.1", "rounds.slope has no effect with rounds.schedule = discounted"),
+    ("rounds.slope=0.1", "rounds.slope has no effect with rounds.schedule = forecast"),
     ("schema=3", "schema must be 1, got 3"),
 ]
 
@@ -368,10 +373,11 @@ def test_the_embedded_plan() -> None:
         "local": tomllib.loads(DEFAULT)["local"] | {"steps": 1},
         "rounds": tomllib.loads(DEFAULT)["rounds"] | {"per_round": 10},
     }
-    # What is absent means the same: the embedded plan only spells out what "all rows" come to.
-    assert plan == Plan(data={"samples": 143})
-    assert plan == Plan.from_toml("schema = 1\n[data]\nsamples = 143")
-    assert plan.schedule() == DiscountedRounds(rounds=120, beta=0.8, zeta=0.0, window=3)
+    # What is absent means the same, but for what came later: older plans keep their meaning.
+    newer = {"rounds": {"schedule": "forecast"}, "server": {"average": "exponential"}}
+    assert plan == Plan(data={"samples": 143}, **newer)
+    assert Plan().schedule() == DiscountedRounds(rounds=120, beta=0.8, zeta=0.0, window=3)
+    assert plan.schedule() == ForecastRounds(rounds=120)
     assert plan.per_round == 10
 
 
@@ -471,7 +477,9 @@ def test_overrides_drop_what_they_leave_without_effect() -> None:
     mnist = Plan.load(None, ["data.name=mnist", "data.samples=800", "data.clients=50"])
     assert (mnist.data.samples, mnist.data.validation, mnist.data.test) == (800, 10_000, 0)
     assert Plan.load(None, ["data.name=digits"]) == Plan.load()
-    assert Plan.load(None, ["rounds.schedule=discounted"]) == Plan.load()
+    assert Plan.load(None, ["rounds.schedule=forecast"]) == Plan.load()
+    for change in ("rounds.schedule=discounted", "rounds.window=3", "server.signal=clients"):
+        assert Plan.load(None, [change]).schedule() == Plan().schedule()
     assert Plan.load(None, ["model.name=cnn", "model.channels=3"]).model.channels == 3
     labels = Plan.load(None, ["data.split=labels", "data.labels_per_client=3"])
     assert labels.data.labels_per_client == 3

@@ -215,11 +215,15 @@ def test_a_federation_of_real_clients_forecasts_alike(tmp_path):
     check_horizons(done.record)
 
 
-def test_what_it_cannot_do_is_refused_in_a_sentence():
+def test_what_it_cannot_do_is_refused_or_discounted_in_a_sentence(caplog):
     with pytest.raises(PlanError, match="never looks at; choose public, or discounted"):
         plan(**FORECAST, **{"server.signal": "clients"})
-    with pytest.raises(InputError, match="at least 40 rows"):
-        simulate(plan(**FORECAST, **{"data.validation": 20}), data=draw(240, 5), seed=1)
+    few = plan(**FORECAST, **{"data.validation": 20})
+    done = simulate(few, data=draw(240, 5), seed=1)
+    assert done.record["plan"]["rounds"]["schedule"] == "discounted"
+    assert "forecast" not in done.record["result"]
+    (said,) = {record.getMessage() for record in caplog.records}
+    assert "becomes discounted: it needs 40 public rows" in said
 
 
 def test_the_noise_of_every_round_is_that_of_the_run():

@@ -446,7 +446,7 @@ def test_an_audit_that_refutes_mu_says_so():
     assert found.refutes_mu
     assert not found.refutes_epsilon
     findings = SimpleNamespace(promises=[found], one_runs=[], rows=[])
-    assert len(Findings.contradictions.fget(findings)) == 1
+    assert len(Findings.contradictions.func(findings)) == 1
 
 
 # A model of a client's own.

@@ -1,7 +1,8 @@
 """The plan: everything that a run and its guarantee depend on, in one frozen value.
 
 A plan is complete by itself: an absent key has its default, which is that of the embedded plan
-(`default.toml`); nothing is merged from elsewhere. Unknown keys, unknown names, and keys that have
+(`default.toml`) but for its schedule and average, which came later: older plans keep their meaning.
+Nothing is merged from elsewhere. Unknown keys, unknown names, and keys that have
 no effect with the chosen options are refused, each in one sentence and before any data is read.
 The tables and their keys are in `data` and `sections`.
 """
@@ -635,6 +636,12 @@ def _apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
                 table.pop(gone, None)
     if any(_changes_rehearsed_key(values, name, value) for name, value in changes.items()):
         new.pop("rehearsed", None)
+    # Rounds that are steered by a loss are not forecast.
+    is_steered = bool(changes.keys() & {"rounds.beta", "rounds.zeta", "rounds.window"})
+    is_steered = is_steered or changes.get("server.signal", "public") != "public"
+    rounds = new.get("rounds")
+    if is_steered and isinstance(rounds, dict) and rounds.get("schedule") == "forecast":
+        rounds["schedule"] = "discounted"
     for name, value in changes.items():
         section, key = split_key(name)
         table = new.setdefault(section, {}) if section else new

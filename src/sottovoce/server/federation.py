@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -112,6 +113,8 @@ def _name_part(part: Any) -> str:
     return f"{named.__module__}.{getattr(named, '__qualname__', named.__name__)}"
 
 
+log = logging.getLogger("sottovoce.federation")
+FEWEST_ROWS = 40  # public rows that a forecast needs
 BUILT_IN_SCHEDULES = (FixedRounds, DiscountedRounds, DecayingNoise, ForecastRounds)
 NO_PARTS = Parts()
 
@@ -464,6 +467,11 @@ def build(
     recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()
     if parts.optimizer is not None:
         OptaxStep(parts.optimizer).require_fit(model)
+    capacity = _compute_capacity(epsilon, delta, plan)
+    if parts.schedule is None:
+        plan = _settle_schedule(plan, held, model, capacity)
+    elif plan.rounds.schedule == "forecast":  # a schedule from Python stands instead
+        plan = plan.replace(**{"rounds.schedule": "discounted"})
     return Federation(
         plan=plan,
         held=held,
@@ -472,11 +480,32 @@ def build(
         epsilon=epsilon,
         delta=delta,
         sensitivity=recipe.sensitivity(held.samples),
-        capacity=_compute_capacity(epsilon, delta, plan),
+        capacity=capacity,
         schedule=plan.schedule() if parts.schedule is None else parts.schedule,
         terms=_make_terms(plan, recipe),
         parts=parts,
     )
+
+
+def _settle_schedule(plan: Plan, held: Holdings, model: Model, capacity: Floats) -> Plan:
+    """Return the plan, with a discounted schedule where its rounds cannot be forecast."""
+    if plan.rounds.schedule != "forecast":
+        return plan
+    if (rows := len(held.validation.y)) < FEWEST_ROWS:
+        why = f"it needs {FEWEST_ROWS} public rows (data.validation), and there are {rows}"
+    elif not isinstance(model.code, JaxModel):
+        why = "only steps of a model in JAX can be compiled for it"
+    elif np.isnan(capacity).all():
+        why = "no client discloses a budget, so that the noise is not known"
+    else:
+        return plan
+    _warn_once(f"rounds.schedule = forecast becomes discounted: {why}")
+    return plan.replace(**{"rounds.schedule": "discounted"})
+
+
+@lru_cache(maxsize=64)
+def _warn_once(sentence: str) -> None:
+    log.warning("%s", sentence)
 
 
 def _note_network(plan: Plan, held: Holdings) -> Plan:
@@ -528,6 +557,8 @@ def build_from_members(
         )
     model = _build_model(plan, held) if model is None else adopt_model(model)
     samples = np.array([member.samples for member in members], dtype=np.int64)
+    capacity = np.array([np.nan if a is None else a.capacity for a in known])
+    plan = _settle_schedule(plan, held, model, capacity)
     if held.test_owner is not None:  # from sites, by the names of those that take part
         places = {member.name: i for i, member in enumerate(members)}
         order = np.array([*(places.get(name, -1) for name in held.names), -1], np.int32)
@@ -541,7 +572,7 @@ def build_from_members(
         epsilon=np.array([np.nan if a is None else a.epsilon for a in known]),
         delta=np.array([np.nan if a is None else a.delta for a in known]),
         sensitivity=recipe.sensitivity(samples),
-        capacity=np.array([np.nan if a is None else a.capacity for a in known]),
+        capacity=capacity,
         schedule=plan.schedule(),
         terms=_make_terms(plan, recipe),
         calibrations=kinds,

@@ -40,9 +40,9 @@ from sottovoce.schedules.pricing import price_release, share_noise
 from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import average_noise, weigh_uploads
 
-# Public rows that a forecast needs, and that it uses: of fewer it memorises more than a run does of
-# its clients' rows, and takes paths that are too long; of more it only takes longer.
-FEWEST_ROWS, MOST_ROWS = 40, 2000
+# Public rows that a forecast uses: of fewer it memorises more than a run does of its clients' rows,
+# and takes paths that are too long; of more it only takes longer.
+MOST_ROWS = 2000
 PAIR = 2  # trainings that are compiled together, each with a split of its own
 FEWEST_PAIRS, MOST_PAIRS = 2, 8  # of a candidate that stays to the end;
 MOST_NUMBERS = 25 * 10**6  # as many trainings as this many rows × parameters allow
@@ -56,12 +56,6 @@ def start_schedule(
     if not isinstance(schedule, ForecastRounds):
         return schedule.start(signal), NO_MARKS
     public = federation.held.validation
-    if not isinstance(federation.model.code, JaxModel):
-        bound = "fixed, discounted or decaying for a model that is not JAX's"
-        raise InputError.of("rounds.schedule", "forecast", bound, "its steps cannot be compiled")
-    if len(public.y) < FEWEST_ROWS:
-        bound = f"at least {FEWEST_ROWS} rows with rounds.schedule = forecast"
-        raise InputError.of("data.validation", len(public.y), bound, "or choose discounted")
     measure, most = prepare_forecast(federation, params, public, tank=tank, seed=seed)
     T, r = schedule.choose(measure, most, is_step_free=federation.finish.is_step_free)
     return Progress(0, T), Marks(step=r)

@@ -433,7 +433,7 @@ def test_a_plain_model_is_plain_also_where_the_plan_has_features():
 def test_the_papers_plans_are_searched_as_when_their_regret_was_measured(setting, digest):
     own = experiments.load_setting(setting)
     values = {**own.plan, **own.corrected, **experiments.load_methods()["crd"].plan}
-    plan = Plan.load().replace(**values)
+    plan = Plan().replace(**values)
     space = build_space(plan, bodies=setting != "census")
     told = [[one.key, one.coarse, one.low, one.high] for one in space.ladders]
     told += [[f.key, [[name, o(120.0)] for name, o in f.options.items()]] for f in space.forks]
