@@ -24,7 +24,7 @@ from sottovoce import Plan
 from sottovoce.data.federated import load_holdings
 from sottovoce.server.federation import build
 from sottovoce.simulation import accelerator, compiled, simulate
-from sottovoce.simulation.accelerator import BatchPosition, Launch, Words
+from sottovoce.simulation.accelerator import Launch
 from sottovoce.simulation.compiled import RoundResult, pack
 
 BATCHES = (1, 32)
@@ -51,12 +51,12 @@ def at_once_in_stretches(*_: Any, **__: Any) -> Launch:
     """In the place of the compiled stretch."""
     played = 0
 
-    def launch(start: BatchPosition, words: Words, count: int) -> RoundResult:
+    def launch(start: RoundResult, words: Any, where: Any) -> RoundResult:
         nonlocal played
         loss = 1 / (1 + played + np.arange(len(words), dtype=np.float32))
-        played += count
+        played += int(where[1])
         score = np.stack([loss, np.full_like(loss, 0.5), loss, loss], axis=1)[:, None]
-        return RoundResult(start.stack.params, score, {})  # type: ignore[arg-type]
+        return RoundResult(start.params, score, {})  # type: ignore[arg-type]
 
     return launch
 

@@ -86,7 +86,9 @@ def counted(monkeypatch):
 
     def counting(*args, **options):
         launch = program(*args, **options)
-        return lambda start, words, count: begun.append(count) or launch(start, words, count)
+        return lambda start, words, where: (
+            begun.append(int(where[1])) or launch(start, words, where)
+        )
 
     monkeypatch.setattr(accelerator, "compile_stretch", counting)
     return begun

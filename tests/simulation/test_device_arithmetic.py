@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sottovoce.models import clipping, cnn, mlp
+from sottovoce.models import clipping, cnn, kernels, mlp
+from sottovoce.models.base import Inspected
 from sottovoce.models.cnn import Cnn
+from sottovoce.models.mlp import Mlp
 
 RANDOM = np.random.default_rng(5)
 
@@ -66,3 +68,86 @@ def test_runs_side_by_side_share_the_rows():
     together = jax.vmap(mlp.compile_row_sum(), in_axes=(None, 0))(x, errors)
     for one, error in zip(together, errors, strict=True):
         np.testing.assert_allclose(one, x.T @ error, rtol=1e-5, atol=1e-5)
+
+
+# The mlp's kernel, interpreted on a CPU
+
+
+def draw_rows(model, n=150, runs=3):
+    """Models of several runs on the same rows, of which two have garbage and one weighs nothing."""
+    params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), runs))
+    x = RANDOM.normal(size=(n, model.features)).astype(np.float32)
+    x[3, 1], x[7] = np.nan, 1e30
+    y = jnp.asarray(RANDOM.integers(0, model.classes, n), jnp.int32)
+    weight = jnp.asarray(RANDOM.random((runs, n)), jnp.float32).at[:, 5].set(0)
+    return params, clipping.inspect(model, jnp.asarray(x)), y, weight
+
+
+def sum_with_kernel(model):
+    return mlp.compile_sum(model, kernels.MlpKernel(interpret=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [Mlp(12, 48, 3), Mlp(5, 20, 18)], ids=str)
+def test_the_kernel_of_the_mlp_sums_as_the_plain_steps_do(model, monkeypatch):
+    """Up to the rounding of bfloat16: runs side by side, one alone, each on rows of its own."""
+    monkeypatch.setattr(kernels, "CLIPPED_PROGRAMS", 6)  # of which each has several steps
+    params, rows, y, weight = draw_rows(model)
+    clips = jnp.array([0.3, 2.0, np.inf], jnp.float32)
+    fast, shared = sum_with_kernel(model), (0, 0, None, None, 0)
+    wanted = jax.vmap(model.sum_plainly, in_axes=shared)(params, clips, rows, y, weight)
+    found = jax.vmap(fast, in_axes=shared)(params, clips, rows, y, weight)
+    alone = fast(*jax.tree.map(lambda leaf: leaf[1], (params, clips)), rows, y, weight[1])
+    own = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), (rows, y))
+    apart = jax.vmap(fast)(params, clips, *own, weight)
+    for name, total in wanted.items():
+        for k in range(3):
+            near = {"rtol": 0, "atol": 0.01 * float(jnp.linalg.norm(total[k]))}
+            np.testing.assert_allclose(found[name][k], total[k], **near)
+        np.testing.assert_allclose(alone[name], found[name][1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(apart[name], total, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_no_row_adds_more_than_the_clip_in_the_kernel_of_the_mlp():
+    """Though its errors are rounded after they were cut; bad rows add nothing."""
+    model, n, clip = Mlp(6, 32, 4), 20, 1e-2
+    params, rows, y, _ = draw_rows(model, n, runs=1)
+    params = jax.tree.map(lambda leaf: jnp.concatenate([leaf] * n), params)
+    each = jax.vmap(sum_with_kernel(model), in_axes=(0, 0, None, None, 0))(
+        params, jnp.full(n, clip * (1 - 2.0**-8)), rows, y, jnp.eye(n)
+    )
+    squares = [np.square(leaf).reshape(n, -1).sum(axis=1) for leaf in jax.tree.leaves(each)]
+    lengths = np.sqrt(sum(squares))
+    np.testing.assert_array_equal(lengths > 0, ~np.isin(np.arange(n), [3, 7]))
+    assert np.all(lengths <= clip * (1 + 1e-5))
+    assert lengths.max() > 0.99 * clip
+
+
+@pytest.mark.parametrize("runs", [1, 20])
+def test_the_mlp_of_a_gpu_reads_its_hidden_layer_once(runs):
+    """Two products and one kernel for all runs, translated here; nothing is as large in float32."""
+    model, n = Mlp(784, 256, 10), 8192
+    kernel = mlp.compile_sum(model, kernels.MlpKernel())
+
+    def of(*shape, dtype=jnp.float32):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    params = {name: of(runs, *shape) for name, shape in model.shapes().items()}
+    rows = Inspected(of(n, 784, dtype=jnp.bfloat16), of(n, dtype=bool), of(n))
+    compute = jax.vmap(kernel, in_axes=(0, 0, None, None, 0))
+    given = params, of(runs), rows, of(n, dtype=jnp.int32), of(runs, n)
+    text = jax.jit(compute).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("xla.gpu.triton") == 1
+    assert text.count("stablehlo.dot_general") == 2
+    assert f"{n}x{runs}x256xbf16" in text
+    assert f"{n}x{runs}x256xf32" not in text
+
+
+def test_without_a_gpu_the_plain_steps_of_the_mlp_remain(monkeypatch):
+    assert mlp.load_kernel(Mlp(12, 48, 3)) is None
+    mlp.load_kernel.cache_clear()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # one that Triton does not know
+    for model in (Mlp(12, 48, 3), Mlp(12, 2048, 3), Mlp(12, 48, 1, "squared")):
+        assert mlp.load_kernel(model) is None
+    mlp.load_kernel.cache_clear()

@@ -24,6 +24,7 @@ from sottovoce.privacy.seeds import Purpose, make_key_words
 from sottovoce.reports.progress import summarize_run
 from sottovoce.runs.record import require_private
 from sottovoce.runs.trained import load
+from sottovoce.server import federation
 from sottovoce.server import rounds as course
 from sottovoce.server.federation import build
 from sottovoce.simulation import compiled as rounds
@@ -266,7 +267,7 @@ def test_guarantees_say_what_holds(folders):
 
 @pytest.mark.slow
 def test_many_runs_together_equal_single_runs():
-    """FixedRounds to 1e-5; and one compilation for each power of two of runs."""
+    """FixedRounds to 1e-5; and one compilation for each number of seats."""
     plans = [
         Plan(rounds={"schedule": "fixed", "rounds": r}, privacy={"epsilon": e})
         for r, e in [(9, 4), (5, 8), (3, 16)]
@@ -274,7 +275,7 @@ def test_many_runs_together_equal_single_runs():
     before = rounds._play_packed._cache_size()
     many = simulate_many(plans, seeds=[1, 2], together=True)
     compiled = rounds._play_packed._cache_size() - before
-    assert compiled <= 4  # 8 seats, then 4 (of which 2 live: 2)
+    assert compiled <= 2  # 6 seats, then 2
     for run, (plan, seed) in zip(many, [(p, s) for p in plans for s in (1, 2)], strict=True):
         single = simulate(plan, seed=seed)
         assert run.rounds_used == single.rounds_used == plan.rounds.rounds
@@ -284,6 +285,42 @@ def test_many_runs_together_equal_single_runs():
             assert mine["cohort"] == theirs["cohort"]
         for a, b in zip(jax.tree.leaves(run.params), jax.tree.leaves(single.params), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "svm"])
+def test_the_models_of_a_batch_are_evaluated_in_one_launch_for_each_split(model, monkeypatch):
+    """And say what each would say alone, of the test rows and to its calibration."""
+    asked, real = [], federation.answer_models
+    monkeypatch.setattr(
+        federation, "answer_models", lambda *a: asked.append(len({*map(id, a[1])})) or real(*a)
+    )
+    monkeypatch.setattr(many, "answer_rows", None)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(600, 5)).astype(np.float32)
+    pair = x, (x[:, 0] + 0.5 * random.normal(size=600) > 0).astype(int)
+    plan = Plan(
+        data={"name": "arrays", "clients": 4, "samples": 60, "validation": 200, "test": 100},
+        model={"name": model},
+        rounds={"schedule": "fixed", "rounds": 2},
+    )
+    plans = [plan.replace(f"privacy.epsilon={e}") for e in (8, 80, 800)]
+    runs = simulate_many(plans, seeds=[1, 2], data=pair, together=True)
+    assert asked == [3, 3]
+    monkeypatch.undo()
+    for run in runs:
+        alone = federation.build(
+            Plan(**run.record["plan"]), seed=run.record["seed"], data=Given(pair)
+        )
+        wanted, found = federation.measure_model(alone, run.params), run.record["result"]
+        assert found["confusion"] == wanted["confusion"]
+        assert found["test_loss"] == pytest.approx(wanted["test_loss"], rel=1e-5)
+        for name in ("temperature", "bias"):
+            assert found["calibration"][name] == pytest.approx(
+                wanted["calibration"][name], rel=1e-3, abs=1e-3
+            )
+        for name, measured in found["metrics"].items():
+            assert measured["value"] == pytest.approx(wanted["metrics"][name]["value"], abs=1e-4)
 
 
 def test_many_runs_one_after_another_are_the_single_runs():

@@ -211,7 +211,11 @@ class Regression(NamedTuple):
 
 def predict_numbers(model: Model, params: Params, x: Any) -> Floats:
     """Return the one score of every row, a number on the scale of `Regression`."""
-    scores = model.answer(params, x)[1]
+    return take_numbers(model.answer(params, x)[1])
+
+
+def take_numbers(scores: Floats | None) -> Floats:
+    """Return the one score of every row, of scores [0, s] that `answer` gave."""
     if scores is None or scores.shape[1] != 2:
         found = None if scores is None else scores.shape[1]
         remedy = "give the model one output"

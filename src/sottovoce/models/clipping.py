@@ -522,6 +522,24 @@ def answer(model: JaxModel, params: Params, x: Array) -> tuple[Array, Array]:
     return found
 
 
+@partial(jax.jit, static_argnums=0)
+def answer_models(
+    model: JaxModel, models: tuple[Params, ...], x: Array, y: Array, others: Array | None
+) -> tuple[Array, Array, Array, Array, Array | None]:
+    """Return loss, accuracy, classes and scores of the rows, and scores of others, of each model.
+
+    Models that share their rows are asked together: an accelerator then waits once for all.
+    """
+
+    def ask(params: Params) -> Any:
+        seen = None if others is None else answer(model, params, others)[1]
+        return *evaluate(model, params, x, y), *answer(model, params, x), seen
+
+    found: tuple[Array, Array, Array, Array, Array | None]
+    found = jax.vmap(ask)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *models))
+    return found
+
+
 def judge_public(
     model: JaxModel, params: Params, x: Array, y: Array, metric: str | None
 ) -> tuple[Array, Array, Array]:

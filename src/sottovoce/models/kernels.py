@@ -1,4 +1,4 @@
-"""The cnn's steps as kernels for an NVIDIA GPU, in Pallas: no window of a picture is written.
+"""Steps of the cnn and the mlp as kernels for an NVIDIA GPU, in Pallas: little is written.
 
 XLA writes the window of every tile to memory, and in float32 most of what lies between two
 products. Here a kernel reads the windows of its tiles from the padded pictures, and the hidden
@@ -19,7 +19,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 ITEMS = 256  # tiles in a program of the convolution
-TILES = 64  # in a step of a row's gradient
+TILES = 128  # in a step of a row's gradient
+TOGETHER = 2  # lines of a window in one product of a row's gradient
 ROWS, COLUMNS = 16, 256  # in a step of the way back through the dense layer
 PROGRAMS = 528  # for the rows' gradients: four for each unit of an H200
 WARPS = {"convolve": 8, "send_back": 8, "kernel_gradients": 4}
@@ -120,7 +121,7 @@ class CnnKernels:
             is_there, row = item < n * self.tiles, item // self.tiles
 
             def step(i: Array, total: Array) -> Array:
-                windows = self._load_line(x_ref, row, item % self.tiles, i, is_there)
+                windows = self._load_lines(x_ref, row, item % self.tiles, i, is_there)
                 product: Array = triton.dot(windows, band_ref[i], allow_tf32=True)
                 return total + product
 
@@ -188,12 +189,14 @@ class CnnKernels:
         """
         n, (a, b), colours = padded.shape[0], self.tile, self.shape[2]
         programs, size = min(n, PROGRAMS), self.kernel**2 * colours
-        page = self.outputs * self.columns
+        page, steps = self.outputs * self.columns, -(-self.lines // TOGETHER) * TOGETHER
 
         def compute(x_ref: Any, error_ref: Any, out_ref: Any, sums_ref: Any) -> None:
             program, number = pl.program_id(0), jnp.arange(self.outputs)
-            of_program = program * (self.lines * page)
-            place = number[:, None] * self.columns + jnp.arange(self.columns)[None, :]
+            of_program = program * (steps * page)
+            column = jnp.arange(TOGETHER * self.columns)[None, :]
+            place = number[:, None] * self.columns + column % self.columns
+            place += column // self.columns * page
 
             def step(row: Array, t: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
                 tile = t * TILES + jnp.arange(TILES)
@@ -203,21 +206,24 @@ class CnnKernels:
                 errors = triton.load(error_ref.at[where], mask=mask, other=0)
                 found = []
                 for i, total in enumerate(totals):
-                    windows = self._load_line(x_ref, row, tile, i, is_there, one=i == 0)
+                    line = i * TOGETHER
+                    windows = self._load_lines(
+                        x_ref, row, tile, line, is_there, TOGETHER, one=line == 0
+                    )
                     found.append(total + triton.dot(errors, windows, trans_a=True))
                 return tuple(found)
 
             def compute_row(k: Array, _: Any) -> None:
                 row = program + k * programs
-                zero = jnp.zeros((self.outputs, self.columns), jnp.float32)
+                zero = jnp.zeros((self.outputs, TOGETHER * self.columns), jnp.float32)
                 totals = jax.lax.fori_loop(
                     0,
                     -(-self.tiles // TILES),
                     lambda t, totals: step(row, t, totals),
-                    (zero,) * self.lines,
+                    (zero,) * (steps // TOGETHER),
                 )
                 for i, total in enumerate(totals):
-                    triton.store(sums_ref.at[of_program + i * page + place], total)
+                    triton.store(sums_ref.at[of_program + i * TOGETHER * page + place], total)
                 self._wait()
                 fold(row)
                 self._wait()
@@ -239,26 +245,38 @@ class CnnKernels:
 
             jax.lax.fori_loop(0, (n - program + programs - 1) // programs, compute_row, None)
 
-        lengths = n * self.channels * (size + 1), programs * self.lines * page
+        lengths = n * self.channels * (size + 1), programs * steps * page
         out = tuple(_describe((length,), jnp.float32) for length in lengths)
         call = self._compile("kernel_gradients", compute, programs, out)
         found = call(padded.reshape(-1), error.reshape(-1))[0].reshape(n, self.channels, size + 1)
         shape = (n, self.channels, self.kernel, self.kernel, colours)
         return found[..., :-1].reshape(shape), found[..., -1]
 
-    def _load_line(
-        self, x_ref: Any, row: Array, tile: Array, i: Any, is_there: Array, one: bool = False
+    def _load_lines(
+        self,
+        x_ref: Any,
+        row: Array,
+        tile: Array,
+        i: Any,
+        is_there: Array,
+        count: int = 1,
+        one: bool = False,
     ) -> Array:
-        """Return line i of windows, [tiles, columns], and a one after it if asked.
+        """Return lines of windows from i on, [tiles, count · columns]; a one follows it if asked.
 
         What else follows a line is not used: the band is 0 there, and no sum of it is read.
         """
-        (a, b), column = self.tile, jnp.arange(self.columns)[None, :]
+        (a, b), number = self.tile, jnp.arange(count * self.columns)[None, :]
+        line, column = number // self.columns, number % self.columns
         high = self.shape[0] + 2 * self.padding
-        line = row * high + tile // self.across * a + i
-        where = line * self.pitch + tile % self.across * (b * self.shape[2])
-        found = triton.load(x_ref.at[where[:, None] + column], mask=is_there[:, None], other=0)
-        return jnp.where(column == self.line, jnp.ones_like(found), found) if one else found
+        first = row * high + tile // self.across * a + i
+        where = first * self.pitch + tile % self.across * (b * self.shape[2])
+        mask = is_there[:, None]
+        if count > 1:
+            mask &= line < self.lines - i
+        where = where[:, None] + (line * self.pitch + column)
+        found = triton.load(x_ref.at[where], mask=mask, other=0)
+        return jnp.where(number == self.line, jnp.ones_like(found), found) if one else found
 
     def _wait(self) -> None:
         """Wait until all threads of the program have written: they read each other's numbers."""
@@ -274,6 +292,130 @@ class CnnKernels:
             interpret=self.interpret,
             name=name,
         )
+
+
+CLIPPED_NUMBERS = 4096  # of a hidden layer in a step of the mlp's errors
+CLIPPED_PROGRAMS = 528  # for all runs of a batch
+CLIPPED_WARPS, CLIPPED_STAGES = 4, 1
+MOST_UNITS, MOST_CLASSES = 512, 64  # whose numbers fit into registers, for 16 rows
+
+
+@final
+@dataclass(frozen=True)
+class MlpKernel:
+    """The mlp between its two large products: scores, errors, norms, and the second layer's sums.
+
+    XLA reads and writes the hidden layer and its error several times there. Here it is read once,
+    and the clipped error is written once, both in bfloat16; products have operands of bfloat16,
+    two for a number of float32.
+    """
+
+    interpret: bool = False  # on a CPU, for tests
+
+    def clip_errors(
+        self, before: Array, params: Any, clip: Array, squared: Array, y: Array, weight: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the clipped errors of the hidden layer, and the sums but w1's.
+
+        `before` is x·w1, [rows, runs, hidden]; `squared` and `y` are [rows], of all runs; the
+        parameters, `clip` and `weight` [runs, rows] are those of each run. A row of weight 0 adds
+        nothing, nor does one whose norm is not finite, as in `Mlp.sum_plainly`.
+        """
+        (n, runs, hidden), classes = before.shape, params["b2"].shape[1]
+        if hidden > MOST_UNITS or classes > MOST_CLASSES:
+            raise ValueError("a kernel cannot hold so wide a layer")
+        units, labels = _round_up(hidden), _round_up(classes)
+        size = max(16, CLIPPED_NUMBERS // units)
+        blocks = -(-n // size)
+        programs = max(1, min(blocks, CLIPPED_PROGRAMS // runs))
+        most = float(_find_limits(jnp.bfloat16).max)
+
+        def compute(*refs: Any) -> None:
+            before_ref, b1_ref, b2_ref, w2_ref, clip_ref, squared_ref, y_ref, weight_ref = refs[:8]
+            program, run = pl.program_id(0), pl.program_id(1)
+            unit, label = jnp.arange(units), jnp.arange(labels)
+            is_unit, is_label = unit < hidden, label < classes
+            b1 = triton.load(b1_ref.at[run * hidden + unit], mask=is_unit, other=0.0)
+            b2 = triton.load(b2_ref.at[run * classes + label], mask=is_label, other=0.0)
+            bound = clip_ref[run]
+
+            def load_weights(unit: Array, label: Array) -> tuple[Array, Array]:
+                mask = (unit < hidden) & (label < classes)
+                where = (run * hidden + unit) * classes + label
+                return _split_numbers(triton.load(w2_ref.at[where], mask=mask, other=0.0))
+
+            w2 = load_weights(unit[:, None], label[None, :])
+            back = load_weights(unit[None, :], label[:, None])
+
+            def step(k: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+                row = (program + k * programs) * size + jnp.arange(size)
+                is_row = row < n
+                where = (row[:, None] * runs + run) * hidden + unit[None, :]
+                mask = is_row[:, None] & is_unit[None, :]
+                found = triton.load(before_ref.at[where], mask=mask, other=0)
+                found = found.astype(jnp.float32) + b1[None, :]
+                found = jnp.where(found <= 0, 0.0, jnp.where(found < most, found, most))
+                rounded = found.astype(jnp.bfloat16)
+                h = rounded.astype(jnp.float32)
+                scores = triton.dot(rounded, w2[0]) + triton.dot(rounded, w2[1]) + b2[None, :]
+                scores = jnp.where(is_label[None, :], scores, -jnp.inf)
+                powers = jnp.exp(scores - jnp.max(scores, axis=1)[:, None])
+                true = triton.load(y_ref.at[row], mask=is_row, other=0)
+                is_true = label[None, :] == true[:, None]
+                others = jnp.where(is_true, 0.0, powers / jnp.sum(powers, axis=1)[:, None])
+                error2 = jnp.where(is_true, -jnp.sum(others, axis=1)[:, None], others)
+                high, low = _split_numbers(error2)
+                sent = triton.dot(high, back[0]) + triton.dot(high, back[1])
+                error1 = jnp.where(h > 0, sent + triton.dot(low, back[0]), 0.0)
+                norms = jnp.sum(error1 * error1, axis=1)
+                norms *= triton.load(squared_ref.at[row], mask=is_row, other=0.0)
+                norms += jnp.sum(error2 * error2, axis=1) * (jnp.sum(h * h, axis=1) + 1)
+                norm = jnp.sqrt(norms)
+                factor = triton.load(weight_ref.at[run * n + row], mask=is_row, other=0.0)
+                factor *= jnp.where(norm > bound, bound / norm, 1.0)
+                factor = jnp.where(norms < jnp.inf, factor, 0.0)[:, None]  # 0 where it is NaN
+                error1 = jnp.where(factor != 0, error1 * factor, 0.0)
+                error2 = jnp.where(factor != 0, error2 * factor, 0.0)
+                triton.store(refs[8].at[where], error1.astype(jnp.bfloat16), mask=mask)
+                rounded = jnp.where(factor != 0, h, 0.0).astype(jnp.bfloat16)
+                second = triton.dot(rounded, error2.astype(jnp.bfloat16), trans_a=True)
+                first, last = jnp.sum(error1, axis=0), jnp.sum(error2, axis=0)
+                return sums[0] + second, sums[1] + first, sums[2] + last
+
+            steps = (blocks - program + programs - 1) // programs
+            shapes = (units, labels), (units,), (labels,)
+            zero = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
+            second, first, last = jax.lax.fori_loop(0, steps, step, zero)
+            here = run * programs + program
+            where = (here * hidden + unit[:, None]) * classes + label[None, :]
+            triton.store(refs[9].at[where], second, mask=is_unit[:, None] & is_label[None, :])
+            triton.store(refs[10].at[here * hidden + unit], first, mask=is_unit)
+            triton.store(refs[11].at[here * classes + label], last, mask=is_label)
+
+        lengths = [runs * programs * length for length in (hidden * classes, hidden, classes)]
+        call = pl.pallas_call(
+            compute,
+            grid=(programs, runs),
+            out_shape=(
+                _describe((before.size,), jnp.bfloat16),
+                *(_describe((length,), jnp.float32) for length in lengths),
+            ),
+            compiler_params=triton.CompilerParams(
+                num_warps=CLIPPED_WARPS, num_stages=CLIPPED_STAGES
+            ),
+            interpret=self.interpret,
+            name="clip_errors",
+        )
+        given = before, params["b1"], params["b2"], params["w2"], clip, squared, y, weight
+        error, *sums = call(*(array.reshape(-1) for array in given))
+        w2, b1, b2 = (jnp.sum(part.reshape(runs, programs, -1), axis=1) for part in sums)
+        return error.reshape(before.shape), {"b1": b1, "b2": b2, "w2": w2.reshape(runs, hidden, -1)}
+
+
+def _split_numbers(values: Array) -> tuple[Array, Array]:
+    """Return two numbers of bfloat16 that add up to 16 bits of one of float32."""
+    high = values.astype(jnp.bfloat16)
+    return high, (values - high.astype(jnp.float32)).astype(jnp.bfloat16)
 
 
 def _round_up(size: int) -> int:

@@ -293,15 +293,15 @@ def draw_curves(labels: NDArray[Any], logits: Floats) -> dict[str, Any]:
     """
     table = measure_reliability(labels, compute_probabilities(logits))
     drawn: dict[str, Any] = {"reliability": table.round(6).tolist()}
-    counts = np.bincount(labels, minlength=logits.shape[1])
+    counts, ordered = np.bincount(labels, minlength=logits.shape[1]), order_scores(logits)
     if logits.shape[1] > 2:
         rarest = [int(k) for k in np.argsort(counts, kind="stable") if 0 < counts[k] < len(labels)]
-        return drawn | {"by_class": [_draw_class(labels, logits, k) for k in rarest[:MOST_CURVES]]}
-    return drawn | (_draw_class(labels, logits, find_rarer(counts)) if counts.all() else {})
+        return drawn | {"by_class": [_draw_class(labels, ordered, k) for k in rarest[:MOST_CURVES]]}
+    return drawn | (_draw_class(labels, ordered, find_rarer(counts)) if counts.all() else {})
 
 
-def _draw_class(labels: NDArray[Any], logits: Floats, k: int) -> dict[str, Any]:
-    found, false = _count_above(labels == k, order_scores(logits)[:, k])
+def _draw_class(labels: NDArray[Any], ordered: Floats, k: int) -> dict[str, Any]:
+    found, false = _count_above(labels == k, ordered[:, k])
     tpr, fpr = np.append(0, found / found[-1]), np.append(0, false / false[-1])
     return {
         "positive": k,
@@ -356,10 +356,10 @@ def compute_probabilities(scores: Floats, calibration: Calibration | None = None
 
 
 def _log_softmax(scores: Floats) -> Floats:
-    top = np.argmax(scores, axis=1)[:, None]
-    scores = scores - np.take_along_axis(scores, top, axis=1)
+    top = np.arange(len(scores)), np.argmax(scores, axis=1)
+    scores = scores - scores[top][:, None]
     others = np.exp(scores)
-    np.put_along_axis(others, top, 0.0, axis=1)  # log1p keeps the digits of what is nearly certain
+    others[top] = 0.0  # log1p keeps the digits of what is nearly certain
     return np.asarray(scores - np.log1p(np.sum(others, axis=1, keepdims=True)))
 
 
@@ -400,12 +400,13 @@ def _maximise(scores: Floats, targets: Floats, slope: float | None) -> Floats:
     point = np.zeros(1 + classes)
     point[0] = 1.0 if slope is None else slope
 
-    def compute_loss(point: Floats) -> float:
-        return -float(np.sum(targets * _log_softmax(point[0] * scores + point[1:])))
+    def compute_logs(point: Floats) -> tuple[Floats, float]:
+        logs = _log_softmax(point[0] * scores + point[1:])
+        return logs, -float(np.sum(targets * logs))
 
-    loss = compute_loss(point)
+    logs, loss = compute_logs(point)
     for _ in range(100):
-        p = np.exp(_log_softmax(point[0] * scores + point[1:]))
+        p = np.exp(logs)
         gradient = np.append(np.sum((p - targets) * scores), np.sum(p - targets, axis=0))
         mean = np.sum(p * scores, axis=1, keepdims=True)
         cross = np.sum(p * (scores - mean), axis=0)
@@ -418,12 +419,13 @@ def _maximise(scores: Floats, targets: Floats, slope: float | None) -> Floats:
             gradient[0], hessian[0], hessian[:, 0] = 0, 0, 0
         hessian += np.diag(np.full(1 + classes, 1e-9 * rows))
         step, part = np.linalg.solve(hessian, gradient), 1.0
-        while part > 1e-6 and compute_loss(point - part * step) > loss:
+        tried = compute_logs(point - step)
+        while part > 1e-6 and tried[1] > loss:
             part /= 2
+            tried = compute_logs(point - part * step)
         if part <= 1e-6 or np.abs(part * step).max() < 1e-6:
             break
-        point = point - part * step
-        loss = compute_loss(point)
+        point, (logs, loss) = point - part * step, tried
     return point
 
 

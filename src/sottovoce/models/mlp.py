@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 
@@ -12,7 +12,12 @@ from sottovoce.models import base, softmax
 from sottovoce.models.base import Array, Arrays, Floats, Inspected, Params, Shapes, jax, jnp
 from sottovoce.privacy.grid import Products
 
+if TYPE_CHECKING:
+    from sottovoce.models import kernels
+
 PARTS = 8  # of the rows, where an accelerator sums over them for one run alone
+FEW_ROWS = 4096  # with fewer, a kernel of our own is not worth its compilation
+MOST_RUNS = 32  # with more, a kernel could not address all numbers of a hidden layer
 
 
 @final
@@ -62,7 +67,16 @@ class Mlp(base.NamedModel):
     def sum_chunk(
         self, prepared: Params, clip: Array, rows: Inspected, y: Array, weight: Array
     ) -> Params:
-        params, (x, is_clean, squared) = prepared, rows
+        kernel = load_kernel(self) if len(y) >= FEW_ROWS else None
+        if kernel is None or rows.x.dtype != jnp.bfloat16:
+            return self.sum_plainly(prepared, clip, rows, y, weight)
+        return compile_sum(self, kernel)(prepared, clip, rows, y, weight)
+
+    def sum_plainly(
+        self, params: Params, clip: Array, rows: Inspected, y: Array, weight: Array
+    ) -> Params:
+        """Return what `sum_chunk` does, on any device."""
+        x, is_clean, squared = rows
         hidden = base.relu_finite(multiply(x, params["w1"]) + params["b1"], params["w1"].dtype)
         error2 = softmax.score_errors(hidden @ params["w2"] + params["b2"], y, self.number_loss)
         error1 = jnp.where(hidden > 0, error2 @ params["w2"].T, 0)
@@ -125,5 +139,64 @@ def compile_row_sum() -> Any:
     def sum_rows_of_runs(_: int, batched: list[bool], x: Array, error: Array) -> tuple[Array, bool]:
         axes = tuple(0 if is_batched else None for is_batched in batched)
         return jax.vmap(lambda x, error: multiply(x.T, error), in_axes=axes)(x, error), True
+
+    return sum_rows
+
+
+@cache
+def load_kernel(model: Mlp) -> kernels.MlpKernel | None:
+    """Return the kernel for this model, or None: not on an NVIDIA GPU, or it does not compile."""
+    if jax.default_backend() != "gpu" or model.number_loss is not None:
+        return None
+    try:
+        from sottovoce.models.kernels import MlpKernel
+
+        kernel, of = MlpKernel(), cast(Any, jax.ShapeDtypeStruct)
+        params = {name: of(shape, "float32") for name, shape in model.shapes().items()}
+        one, y, n = of((64,), "float32"), of((64,), "int32"), (64, model.features)
+        rows = Inspected(of(n, "bfloat16"), of((64,), "bool"), one)
+        given = params, of((), "float32"), rows, y, one
+        jax.jit(compile_sum(model, kernel)).lower(*given).compile()
+    except Exception:  # whatever is missing, the other steps do the same
+        return None
+    return kernel
+
+
+@cache
+def compile_sum(model: Mlp, kernel: kernels.MlpKernel) -> Any:
+    """Return `Mlp.sum_plainly` with a kernel between the two large products.
+
+    Runs on the same rows share them: their hidden layers lie side by side in each row, so that both
+    products are single ones. Runs on rows of their own take the plain steps.
+    """
+
+    def sum_runs(params: Params, clip: Array, rows: Inspected, y: Array, weight: Array) -> Params:
+        x, w1 = rows.x, params["w1"]
+        n, runs = len(y), len(w1)
+        before = jnp.einsum("nf,rfh->nrh", x, w1.astype(x.dtype), preferred_element_type=x.dtype)
+        weight = jnp.where(rows.is_clean, weight, 0)
+        error, sums = kernel.clip_errors(before, params, clip, rows.squared, y, weight)
+        parts = max(1, PARTS // runs) if n % PARTS == 0 else 1
+        error = error.astype(x.dtype).reshape(parts, n // parts, runs, -1)
+        pieces = x.reshape(parts, n // parts, -1), error
+        first = jnp.einsum("pnf,pnrh->pfrh", *pieces, preferred_element_type=w1.dtype)
+        return sums | {"w1": jnp.moveaxis(jnp.sum(first, axis=0), 1, 0)}
+
+    @jax.custom_batching.custom_vmap
+    def sum_rows(params: Params, clip: Array, rows: Inspected, y: Array, weight: Array) -> Params:
+        alone = jax.tree.map(lambda leaf: leaf[None], params)
+        total = sum_runs(alone, clip[None], rows, y, weight[None])
+        return jax.tree.map(lambda leaf: leaf[0], total)
+
+    @sum_rows.def_vmap
+    def sum_rows_of_runs(size: int, batched: Any, *given: Any) -> tuple[Params, Any]:
+        params, clip, rows, y, weight = batched
+        is_shared = not any(jax.tree.leaves((rows, y))) and size <= MOST_RUNS
+        if is_shared and all(jax.tree.leaves((params, clip, weight))):
+            total = sum_runs(*given)
+        else:
+            axes = jax.tree.map(lambda has_runs: 0 if has_runs else None, tuple(batched))
+            total = jax.vmap(model.sum_plainly, in_axes=axes)(*given)
+        return total, jax.tree.map(lambda leaf: True, total)
 
     return sum_rows

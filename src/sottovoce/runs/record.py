@@ -595,8 +595,11 @@ def require_private(federation: Federation, state: ServerState) -> None:
 
 def sum_alone(federation: Federation, state: ServerState) -> NDArray[np.float64]:
     """Return Σ (Δ/σ)² of each client's own noise, from the trace."""
-    terms = (np.nan_to_num((federation.sensitivity / sigma) ** 2) for sigma in state.sigma)
-    return sum(terms, start=np.zeros(len(state.asked)))
+    total = np.zeros(len(state.asked))
+    for sigma in state.sigma:
+        squares = (federation.sensitivity / sigma) ** 2
+        total = total + np.where(np.isnan(squares), 0.0, squares)
+    return total
 
 
 def _columns(federation: Federation, state: ServerState) -> dict[str, NDArray[Any]]:
@@ -666,7 +669,7 @@ def append_round(folder: Path, state: ServerState) -> None:
         file.write(json.dumps(_without_nan(state.rounds[-1])) + "\n")
 
 
-_AS_THEY_ARE = {int, str, bool, type(None)}
+_AS_THEY_ARE, _FLOATS = {int, str, bool, type(None)}, {float}
 
 
 def _without_nan(value: Any) -> Any:
@@ -678,9 +681,14 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {
+            key: item if type(item) in _AS_THEY_ARE else _without_nan(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        if _AS_THEY_ARE.issuperset(map(type, value)):  # a cohort in every round: no need to look
+        kinds = set(map(type, value))
+        # A cohort in every round, the points of a curve: no need to look at each.
+        if kinds <= _AS_THEY_ARE or (kinds == _FLOATS and all(map(math.isfinite, value))):
             return list(value)
         return [_without_nan(item) for item in value]
     return value

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from numbers import Real
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import jax
@@ -31,9 +31,17 @@ from sottovoce.data.federated import (
 )
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.models import metrics
-from sottovoce.models.base import JaxModel, Model, Params, find_model, predict_numbers, require_rows
+from sottovoce.models.base import (
+    JaxModel,
+    Model,
+    Params,
+    arrange_scores,
+    find_model,
+    require_rows,
+    take_numbers,
+)
 from sottovoce.models.base import build as build_model
-from sottovoce.models.clipping import find_shortfall, gradient_norms
+from sottovoce.models.clipping import answer_models, find_shortfall, gradient_norms
 from sottovoce.models.custom import Custom, adopt_model, explain_error, load_own_model
 from sottovoce.models.network import Network
 from sottovoce.models.person import PersonModel
@@ -782,30 +790,85 @@ def _rows_for(model: Model, samples: Samples) -> tuple[Any, Any]:
     return put_on_device(samples) if isinstance(model, JaxModel) else (samples.x, samples.y)
 
 
-def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
+class Answers(NamedTuple):
+    """What a model says of public rows, in numpy: all that `measure_model` asks of it."""
+
+    loss: float  # on the test rows
+    accuracy: float
+    predicted: NDArray[np.int64]
+    scores: Floats | None
+    seen: Floats | None  # scores of the rows that a calibration is fitted on
+
+
+def answer_rows(federation: Federation, params: Params) -> Answers:
+    """Return what a model says of the test rows, and of the rows to calibrate on."""
+    test = federation.held.test
+    loss, accuracy = score_model(federation.model, params, test)
+    predicted, scores = _answer(federation, params, test)
+    some, seen = _choose_fitted(federation), None
+    if scores is not None and some is not None:
+        _, seen = _answer(federation, params, federation.held.validation, some)
+    return Answers(loss, accuracy, predicted, scores, seen)
+
+
+def answer_together(federation: Federation, models: Sequence[Params]) -> list[Answers]:
+    """Return `answer_rows` of several JAX models on the same rows, from one launch.
+
+    The models are copied to the host as well, where their hashes are computed. They are filled up
+    to a power of two, so that few numbers of them are ever compiled.
+    """
+    model, held, some = federation.model, federation.held, _choose_fitted(federation)
+    assert isinstance(model, JaxModel)
+    fitted = None if some is None else put_on_device(held.validation)[0][some]
+    spare = (1 << (len(models) - 1).bit_length()) - len(models)
+    asked = (*models, *[models[0]] * spare)
+    answers = answer_models(model, asked, *put_on_device(held.test), fitted)
+    (losses, accuracies, predicted, scores, seen), _ = jax.device_get((answers, models))
+    return [
+        Answers(
+            float(losses[k]),
+            float(accuracies[k]),
+            predicted[k].astype(np.int64),
+            _drop_unfit(federation, arrange_scores(scores[k])),
+            None if seen is None else _drop_unfit(federation, arrange_scores(seen[k])),
+        )
+        for k in range(len(models))
+    ]
+
+
+def _choose_fitted(federation: Federation) -> slice | None:
+    """Return the validation rows that a calibration is fitted on; None where there is none."""
+    held = federation.held
+    is_separate = held.validation is not held.test and federation.plan.data.validation != 0
+    if held.target is not None or not is_separate:
+        return None
+    return metrics.choose_calibration_rows(held.validation.y, held.classes)
+
+
+def measure_model(
+    federation: Federation, params: Params, answers: Answers | None = None
+) -> dict[str, Any]:
     """Return what a record says of a model: metrics and curves on the test rows, calibration.
 
-    The calibration is fitted on the validation rows; where these are the test rows, there is none.
+    The calibration is fitted on validation rows; where these are the test rows, there is none.
+    `answers` are those of `answer_rows`, where they are known.
     """
-    held, model, plan = federation.held, federation.model, federation.plan
+    held, plan = federation.held, federation.plan
+    loss, accuracy, predicted, scores, seen = answers or answer_rows(federation, params)
     if held.target is not None:
-        return _measure_numbers(federation, params)
+        return _measure_numbers(federation, loss, scores)
     names = held.class_names if held.layout is None else held.layout.classes
     names = names or tuple(map(str, range(held.classes)))
-    loss, accuracy = score_model(model, params, held.test)
     result: dict[str, Any] = {"test_loss": loss, "test_accuracy": accuracy}
-    predicted, scores = _answer(federation, params, held.test)
     labels = held.test.y
     if held.classes <= MOST_CONFUSED:
         confusion = np.zeros((held.classes, held.classes), int)
         known = (predicted >= 0) & (predicted < held.classes)  # a custom model may say anything
         np.add.at(confusion, (labels[known], predicted[known]), 1)
         result["confusion"] = confusion.tolist()
-    fitted, some = None, metrics.choose_calibration_rows(held.validation.y, held.classes)
-    if scores is not None and held.validation is not held.test and plan.data.validation != 0:
-        _, seen = _answer(federation, params, held.validation)
-        if seen is not None:
-            fitted = metrics.fit_calibration(held.validation.y[some], seen[some])
+    fitted, some = None, _choose_fitted(federation)
+    if seen is not None:
+        fitted = metrics.fit_calibration(held.validation.y[some], seen)
     calibrated = scores if scores is None or fitted is None else fitted.apply(scores)
     found = metrics.measure_classes(labels, predicted, scores, calibrated)
     counts = np.bincount(labels, minlength=held.classes)
@@ -821,8 +884,8 @@ def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
     if federation.parts.metrics:
         shown = None if calibrated is None else metrics.compute_probabilities(calibrated)
         result["metrics"] |= measure_by_user(federation.parts, labels, shown)
-    if fitted is not None:
-        result["calibration"] = {**fitted._asdict(), "rows": len(held.validation.y[some])}
+    if fitted is not None and seen is not None:
+        result["calibration"] = {**fitted._asdict(), "rows": len(seen)}
     if calibrated is not None and np.isfinite(calibrated).all():
         result["curves"] = metrics.draw_curves(labels, calibrated)
     owner = held.test_owner
@@ -837,12 +900,11 @@ def measure_model(federation: Federation, params: Params) -> dict[str, Any]:
     return result
 
 
-def _measure_numbers(federation: Federation, params: Params) -> dict[str, Any]:
+def _measure_numbers(federation: Federation, loss: float, scores: Floats | None) -> dict[str, Any]:
     """Return what a record says of a model that predicts a number, in the unit of the target."""
-    model, test, target = federation.model, federation.held.test, federation.held.target
+    test, target = federation.held.test, federation.held.target
     assert target is not None
-    rows, _ = _rows_for(model, test)
-    predicted = target.restore(predict_numbers(model, params, rows))
+    predicted = target.restore(take_numbers(scores))
     truth = target.restore(test.y)
     found = metrics.measure_regression(truth, predicted)
     described = metrics.describe_metrics(federation.metric, found, rows=len(truth))
@@ -852,7 +914,7 @@ def _measure_numbers(federation: Federation, params: Params) -> dict[str, Any]:
             f"{target.high:g}] and are cut to it: errors beyond it are not counted"
         )
     result = {
-        "test_loss": score_model(model, params, test)[0],
+        "test_loss": loss,
         "test_accuracy": None,
         "fairness": {"shown": False, "why": "a number is predicted, which has no accuracy"},
         **described,
@@ -895,11 +957,15 @@ def _measure_client(
 
 
 def _answer(
-    federation: Federation, params: Params, samples: Samples
+    federation: Federation, params: Params, samples: Samples, some: slice | None = None
 ) -> tuple[NDArray[np.int64], Floats | None]:
-    """Return classes and scores of the rows; scores that are not of these classes count as none."""
-    model = federation.model
-    predicted, scores = model.answer(params, _rows_for(model, samples)[0])
+    """Return classes and scores of the rows, or some; scores of other classes count as none."""
+    rows, _ = _rows_for(federation.model, samples)
+    predicted, scores = federation.model.answer(params, rows if some is None else rows[some])
+    return predicted, _drop_unfit(federation, scores)
+
+
+def _drop_unfit(federation: Federation, scores: Floats | None) -> Floats | None:
     # One score a row stands for two classes, and is a number where that is predicted.
     is_fit = scores is not None and scores.shape[1] == max(2, federation.held.classes)
-    return predicted, scores if is_fit else None
+    return scores if is_fit else None

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,7 @@ from sottovoce.simulation.compiled import (
     Seating,
     StackedRows,
     compute_round,
+    count_seats,
     make_orders,
     pack,
     unpack,
@@ -49,14 +50,9 @@ from sottovoce.simulation.compiled import (
 Words: TypeAlias = NDArray[np.uint32]
 
 
-class BatchPosition(NamedTuple):
-    """A round of a stretch that was played: where the next stretch starts."""
-
-    stack: RoundResult  # every leaf is [rounds, runs, …]; beyond the last round played it is zero
-    at: int
-
-
-Launch: TypeAlias = Callable[[BatchPosition, Words, int], RoundResult]
+# From the results of a stretch, each leaf [rounds, runs, …], the inputs of the next one, and which
+# of the rounds it starts from with how many it has, to its results.
+Launch: TypeAlias = Callable[[RoundResult, Any, Any], RoundResult]
 
 
 @partial(jax.jit, static_argnums=2)
@@ -72,23 +68,21 @@ def repeat_models(params: Params, memory: dict[str, Params], rounds: int) -> Rou
 def compile_stretch(
     model: JaxModel,
     rows: StackedRows,
-    start: BatchPosition,
+    stack: RoundResult,
     words: Words,
     layout: Packing,
     options: RoundOptions,
 ) -> Launch:
-    """Compile a function (position, `words`, number of rounds) → results of these rounds.
+    """Compile the function that plays a stretch.
 
     `words` are the packed inputs of each round, [rounds, runs, …]. It is compiled here, with the
     caller's JAX settings, and may be called from any thread.
     """
-    stack, where = start.stack, np.zeros(2, np.int32)
-    inputs = rows, stack.params, stack.memory, words, where
+    inputs = rows, stack.params, stack.memory, words, np.zeros(2, np.int32)
     lowered = _play_stretch.lower(model, *inputs, layout=layout, options=options)
     compiled = lowered.compile()  # JAX caches it for the next run
 
-    def launch(start: BatchPosition, words: Words, count: int) -> RoundResult:
-        stack, where = start.stack, np.array([start.at, count], np.int32)
+    def launch(stack: RoundResult, words: Any, where: Any) -> RoundResult:
         made: RoundResult = compiled(rows, stack.params, stack.memory, words, where)
         made.score.copy_to_host_async()  # begun early, so that reading it does not wait
         return made
@@ -193,8 +187,7 @@ class AheadEngine:
         self.table, self.model, self.thread = RunTable(model, batch), model, thread
         _, params, _, memory = batch[0].at
         size = sum(leaf[0].nbytes for leaf in jax.tree.leaves((params, memory)))
-        seats = 1 << (len(batch) - 1).bit_length()
-        self.most: int = max(1, min(most, STACK_BYTES // (seats * size)))
+        self.most: int = max(1, min(most, STACK_BYTES // (count_seats(len(batch)) * size)))
         self.steady = all(run.federation.schedule.steady for run in batch)
         self.right = 0  # guesses in a row that were right
         self.pace, self.ended = math.inf, 0.0  # seconds per round, and when the newest one ended
@@ -283,17 +276,13 @@ class AheadEngine:
             self.start, self.index = Future(), 0
             self.start.set_result(first)
             self.launch = compile_stretch(
-                self.model,
-                self.table.rows,
-                BatchPosition(first, 0),
-                words,
-                layout,
-                self.table.options,
+                self.model, self.table.rows, first, words, layout, self.table.options
             )
-        launch, start, index = self.launch, self.start, self.index
-        stack = self.thread.submit(  # that thread has launched the stretch before
-            lambda: launch(BatchPosition(start.result(), index), words, len(stretch))
-        )
+        launch, start = self.launch, self.start
+        # Copied now, so that the other thread has nothing to wait for between two stretches.
+        given = jax.device_put((words, np.array([self.index, len(stretch)], np.int32)))
+        # That thread has launched the stretch before.
+        stack = self.thread.submit(lambda: launch(start.result(), *given))
         self.begun.append(_Stretch(stretch, stack, time.monotonic()))
         self.start, self.index = stack, len(stretch) - 1
         return True

@@ -10,8 +10,8 @@ With several local steps (noise at each) the clients' models differ, and the rou
 cohort client by client instead; memory stays that of two models and one client's rows.
 
 The inputs of a round (`Orders`) are packed into one array of bits, because a transfer to an
-accelerator costs more than its bytes. A batch has a power of two of seats: a run sits in a seat
-until it is over, and the seats shrink by halves.
+accelerator costs more than its bytes. A batch has one of a few numbers of seats: a run sits in a
+seat until it is over, and the seats shrink when half of them are empty.
 """
 
 from __future__ import annotations
@@ -612,13 +612,13 @@ class BatchRun(rounds.Run):
     @property
     def params(self) -> Params:
         _, stacked, index, _ = self.at
-        return jax.tree.map(lambda leaf: leaf[index], stacked)
+        return _take_model(stacked, index)
 
     @property
     def memory(self) -> dict[str, Params]:
         """The models that the server's optimiser keeps beside the newest."""
         _, _, index, kept = self.at
-        return {p: jax.tree.map(lambda leaf: leaf[index], tree) for p, tree in kept.items()}
+        return cast(dict[str, Params], _take_model(kept, index))
 
     @property
     def final_model(self) -> Params:
@@ -629,6 +629,13 @@ class BatchRun(rounds.Run):
         """Return the newest model and the optimiser's, by the names of their parameters."""
         memory = {kind: flatten_parameters(tree) for kind, tree in self.memory.items()}
         return flatten_parameters(self.params), cast(optimizer.Memory, memory)
+
+
+def _take_model(stacked: Any, index: int | tuple[int, int]) -> Any:
+    """Return the model at this position of a stack, which numpy or JAX holds."""
+    if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(stacked)):
+        return jax.tree.map(lambda leaf: leaf[index], stacked)
+    return _take_models(stacked, tuple(np.atleast_1d(np.asarray(index))))
 
 
 AfterRound = Callable[[BatchRun], None]
@@ -664,6 +671,18 @@ class Seating(NamedTuple):
     always: dict[str, NDArray[Any]]  # inputs that stay the same in all rounds
 
 
+SEATS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32)  # few, because each number is compiled
+
+
+def count_seats(runs: int) -> int:
+    """Return how many seats a batch of so many runs has.
+
+    >>> [count_seats(runs) for runs in (1, 5, 20, 30)]
+    [1, 6, 20, 32]
+    """
+    return next((seats for seats in SEATS if seats >= runs), runs)
+
+
 class RunTable:
     """The runs of a batch, with their rows where JAX computes."""
 
@@ -686,9 +705,9 @@ class RunTable:
         return {i: next_round for i, next_round in prepared if next_round is not None}
 
     def assign_seats(self, live: Iterable[int]) -> Seating:
-        """Give these runs seats: a power of two, so that few sizes are ever compiled."""
+        """Give these runs seats; those that stay empty repeat the first run."""
         live = list(live)
-        spare = (1 << (len(live) - 1).bit_length()) - len(live)
+        spare = count_seats(len(live)) - len(live)
         runs = live + live[:1] * spare
         seated = [self.batch[i] for i in runs]
         return Seating(
@@ -702,7 +721,8 @@ class RunTable:
         _, params, _, memory = at[0]
         if all(models is params for _, models, _, _ in at):  # of the same round: one launch
             positions = np.array([position for _, _, position, _ in at])
-            found: Models = _take_models((params, memory), positions)
+            where = tuple(positions.reshape(len(at), -1).T)
+            found: Models = _take_models((params, memory), where)
         else:
             runs = [self.batch[i] for i in seating.runs]
             models = [jax.tree.map(np.asarray, (run.params, run.memory)) for run in runs]
@@ -740,9 +760,11 @@ class RunTable:
 
 
 @jax.jit
-def _take_models(stacked: Any, positions: jax.Array) -> Any:
-    """Return the models at these positions, [runs] or [runs, 2], of a stack."""
-    where = tuple(positions.T) if positions.ndim == 2 else positions
+def _take_models(stacked: Any, where: tuple[jax.Array, ...]) -> Any:
+    """Return the models at these positions of a stack, or the one: one launch for all leaves.
+
+    Positions are inputs of the program: as constants, each would need a compilation of its own.
+    """
     return jax.tree.map(lambda leaf: leaf[where], stacked)
 
 
@@ -761,7 +783,6 @@ class CompiledEngine:
 
     def begin_rounds(self, opened: PreparedRounds) -> bool:
         """Launch the round, and begin to copy its scores to the host."""
-        # Batches shrink by halves.
         if 2 * len(opened) <= len(self.seating.runs) or self.params is None:
             self.seating = self.table.assign_seats(opened)
             self.params, self.memory = self.table.gather_models(self.seating)

@@ -11,9 +11,10 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -46,9 +47,12 @@ from sottovoce.runs.trained import Trained
 from sottovoce.server import forecast, rounds
 from sottovoce.server.federation import (
     NO_PARTS,
+    Answers,
     Federation,
     Parts,
     UserMetric,
+    answer_rows,
+    answer_together,
     build,
     judge_model,
     measure_model,
@@ -396,11 +400,23 @@ def _score_first_model(federation: Federation, seed: int) -> First:
     return First(jax.tree.map(np.asarray, params), loss, accuracy, signal_loss)
 
 
+class Final(NamedTuple):
+    """The model that a run returns, and what it says of public rows."""
+
+    params: Params
+    answers: Answers
+
+
 def describe_run(
-    run: BatchRun, status: Status, began: datetime, not_covered: Sequence[str] = ()
+    run: BatchRun,
+    status: Status,
+    began: datetime,
+    not_covered: Sequence[str] = (),
+    final: Final | None = None,
 ) -> Record:
-    """Return the record of a run as it stands; its model is evaluated here."""
-    federation, params = run.federation, run.final_model
+    """Return the record of a run as it stands; its model is evaluated here, unless it is known."""
+    federation = run.federation
+    params, answers = (run.final_model, None) if final is None else final
     return Record.of_run(
         federation,
         run.state,
@@ -408,7 +424,7 @@ def describe_run(
         seed=None if federation.plan.noise == "secure" else run.seed,
         status=status,
         started=began,
-        measured=measure_model(federation, params),
+        measured=measure_model(federation, params, answers),
         identities=[{"name": name} for name in federation.held.names],
         not_covered=(*not_covered, *(["unvaulted"] if federation.plan.noise == "secure" else [])),
         ran_on=describe_place(federation),
@@ -417,6 +433,7 @@ def describe_run(
 
 TOGETHER = 32  # runs in one compiled round: beyond that an accelerator is busy anyway
 AT_ONCE = 2  # batches: one is on the accelerator while the host keeps the other's books
+DEALERS = 8  # threads that deal rows to the clients of several seeds
 
 
 def simulate_many(
@@ -481,40 +498,77 @@ def _play_jobs(
 ) -> Iterator[tuple[int, Trained]]:
     """Play the runs of a sweep in this process."""
     together = jax.default_backend() != "cpu" if together is None else together
-    runs: list[tuple[Federation, int]] = []
-    held: dict[Any, Holdings] = {}
-    for plan, seed in jobs:
-        where = (plan.data, tuple(getattr(plan.model, key) for key in KEYS), seed)
-        if where not in held:
-            held[where] = load_holdings(plan, seed=seed, data=given)
-        runs.append((build(plan, seed=seed, data=given, model=model, held=held[where]), seed))
+    places = [(p.data, tuple(getattr(p.model, key) for key in KEYS), seed) for p, seed in jobs]
+    first: dict[Any, Job] = {}
+    for place, job in zip(places, jobs, strict=True):
+        first.setdefault(place, job)
+    with ThreadPoolExecutor(DEALERS, "rows") as threads:
+        # Given rows are copied, which threads do faster; others may need JAX, and its settings.
+        spread = threads.map if together and given is not None else map
+        load = partial(_load_rows, given)
+        held = dict(zip(first, spread(load, first.values()), strict=True))
+    runs = [
+        (build(plan, seed=seed, data=given, model=model, held=held[place]), seed)
+        for place, (plan, seed) in zip(places, jobs, strict=True)
+    ]
     # All batches of a sweep are played in the same way, because each way needs a compilation.
     guess = not together or all(federation.schedule.steady for federation, _ in runs)
     groups = _group_runs(runs, TOGETHER if together else 1)
     waiting = (_play_group(group, runs, guess=guess) for group in groups)
     live = list(itertools.islice(waiting, AT_ONCE if together else 1))
-    over: deque[tuple[int, BatchRun, datetime]] = deque()
-    while live or over:
-        for batch in tuple(live):
-            if ended := next(batch):
-                live.remove(batch)
-                live += itertools.islice(waiting, 1)
-                over.extend(ended)
-        if over:  # one at a time, while the others' rounds are under way
-            i, run, began = over.popleft()
-            made = describe_run(run, "finished", began)
-            yield i, Trained(made.to_dict(), run.federation.model, run.final_model)
+    over: deque[Future[tuple[int, Trained]]] = deque()
+    # An accelerator must not wait for records, so another thread makes them. It does not use JAX,
+    # whose settings are this thread's.
+    with ThreadPoolExecutor(1, "records") as thread:
+        try:
+            while live or over:
+                for batch in tuple(live):
+                    if ended := next(batch):
+                        live.remove(batch)
+                        live += itertools.islice(waiting, 1)
+                        over.extend(thread.submit(_finish_run, *run) for run in ended)
+                while over and (over[0].done() or not (together and live)):
+                    yield over.popleft().result()
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _load_rows(given: Given | None, job: Job) -> Holdings:
+    return load_holdings(job[0], seed=job[1], data=given)
+
+
+Ended: TypeAlias = tuple[int, BatchRun, datetime, Final]
 
 
 def _play_group(
     group: list[int], runs: list[tuple[Federation, int]], *, guess: bool
-) -> Iterator[list[tuple[int, BatchRun, datetime]]]:
+) -> Iterator[list[Ended]]:
     """Play these runs together; yield nothing after each round, and the runs at the end."""
     known: dict[Any, First] = {}
     batch, began = [start_run(*runs[i], known) for i in group], datetime.now(UTC)
     for _ in play_batch(batch, guess=guess):
         yield []
-    yield [(i, run, began) for i, run in zip(group, batch, strict=True)]
+    finals = _answer_batch(batch)
+    yield [(i, run, began, final) for i, run, final in zip(group, batch, finals, strict=True)]
+
+
+def _answer_batch(batch: list[BatchRun]) -> list[Final]:
+    """Return the final models of these runs; those on the same rows are evaluated together."""
+    finals: dict[int, Final] = {}
+    for held in {id(run.federation.held): run.federation.held for run in batch}.values():
+        members = [k for k, run in enumerate(batch) if run.federation.held is held]
+        first, models = batch[members[0]].federation, [batch[k].final_model for k in members]
+        if len(batch) > 1 and isinstance(first.model, JaxModel):
+            answers = answer_together(first, models)
+        else:
+            answers = [answer_rows(first, params) for params in models]
+        finals |= zip(members, map(Final, models, answers), strict=True)
+    return [finals[k] for k in range(len(batch))]
+
+
+def _finish_run(i: int, run: BatchRun, began: datetime, final: Final) -> tuple[int, Trained]:
+    made = describe_run(run, "finished", began, final=final)
+    return i, Trained(made.to_dict(), run.federation.model, final.params)
 
 
 def _group_runs(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[int]]:
@@ -539,21 +593,8 @@ def _group_runs(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[
             if size > 1:
                 pool = sorted(pool, key=lambda i: -runs[i][0].schedule.start(None).horizon)
             while pool:
-                count = _choose_batch_size(len(pool), size)
-                yield pool[:count]
-                pool = pool[count:]
-
-
-def _choose_batch_size(waiting: int, size: int) -> int:
-    """Return how many waiting runs make a batch: seats are a power of two, and few stay empty.
-
-    >>> [_choose_batch_size(waiting, 32) for waiting in (20, 4, 30, 40)]
-    [16, 4, 30, 32]
-    """
-    count = min(waiting, size)
-    seats = 1 << (count - 1).bit_length()
-    # A few empty seats cost nothing: an accelerator is not busy with so few runs.
-    return seats // 2 if seats >= 16 and 4 * count <= 3 * seats else count
+                yield pool[:size]
+                pool = pool[size:]
 
 
 def describe_place(federation: Federation) -> str:
