@@ -1112,7 +1112,12 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "server.federation",
         "Log loss, Brier score and calibration error on rows that the calibration was fitted on are too good.",
         "tests/server/test_federation.py::test_test_rows_that_steer_do_not_calibrate",
-        ((" and held.validation is not held.test and plan.data.validation != 0:", ":"),),
+        (
+            (
+                "    is_separate = held.validation is not held.test and federation.plan.data.validation != 0\n",
+                "    is_separate = True\n",
+            ),
+        ),
     ),
     (
         "a model within the noise is called better",

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 ITEMS = 256  # tiles in a program of the convolution
-TILES = 128  # in a step of a row's gradient
+TILES = 64  # in a step of a row's gradient
 TOGETHER = 2  # lines of a window in one product of a row's gradient
 ROWS, COLUMNS = 16, 256  # in a step of the way back through the dense layer
 PROGRAMS = 528  # for the rows' gradients: four for each unit of an H200
