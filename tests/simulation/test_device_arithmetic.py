@@ -144,6 +144,20 @@ def test_the_mlp_of_a_gpu_reads_its_hidden_layer_once(runs):
     assert f"{n}x{runs}x256xf32" not in text
 
 
+@pytest.mark.parametrize(
+    ("rows", "kind", "used"), [(4096, "bfloat16", 1), (4095, "bfloat16", 0), (4096, "float32", 0)]
+)
+def test_many_rows_of_bfloat16_go_through_the_kernel(rows, kind, used, monkeypatch):
+    model, of = Mlp(12, 48, 3), jax.ShapeDtypeStruct
+    monkeypatch.setattr(mlp, "load_kernel", lambda model: kernels.MlpKernel())
+    params = {name: of(shape, "float32") for name, shape in model.shapes().items()}
+    one = of((rows,), "float32")
+    seen = Inspected(of((rows, 12), kind), of((rows,), "bool"), one)
+    given = params, of((), "float32"), seen, of((rows,), "int32"), one
+    traced = str(jax.make_jaxpr(model.sum_chunk)(*given))
+    assert traced.count("pallas_call[") == used
+
+
 def test_without_a_gpu_the_plain_steps_of_the_mlp_remain(monkeypatch):
     assert mlp.load_kernel(Mlp(12, 48, 3)) is None
     mlp.load_kernel.cache_clear()
