@@ -400,11 +400,7 @@ def _score_first_model(federation: Federation, seed: int) -> First:
     return First(jax.tree.map(np.asarray, params), loss, accuracy, signal_loss)
 
 
-class Final(NamedTuple):
-    """The model that a run returns, and what it says of public rows."""
-
-    params: Params
-    answers: Answers
+Final: TypeAlias = tuple[Params, Answers]  # the model that a run returns, and what it says
 
 
 def describe_run(
@@ -562,13 +558,13 @@ def _answer_batch(batch: list[BatchRun]) -> list[Final]:
             answers = answer_together(first, models)
         else:
             answers = [answer_rows(first, params) for params in models]
-        finals |= zip(members, map(Final, models, answers), strict=True)
+        finals |= zip(members, zip(models, answers, strict=True), strict=True)
     return [finals[k] for k in range(len(batch))]
 
 
 def _finish_run(i: int, run: BatchRun, began: datetime, final: Final) -> tuple[int, Trained]:
     made = describe_run(run, "finished", began, final=final)
-    return i, Trained(made.to_dict(), run.federation.model, final.params)
+    return i, Trained(made.to_dict(), run.federation.model, final[0])
 
 
 def _group_runs(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[int]]:
