@@ -71,10 +71,11 @@ def draw_svg(
         paint(figure)
         out = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(out, format="svg", transparent=inline, metadata=nothing)
+        figure.savefig(out, format="svg", metadata=nothing)
     drawing = re.sub(r"<metadata>.*?</metadata>\s*", "", out.getvalue(), flags=re.DOTALL)
-    drawing = _embed(drawing, name, label) if inline else drawing
-    return Markup(drawing)  # matplotlib escapes the texts that it draws, `_embed` the label
+    words = f'<svg role="img" aria-label="{escape(label)}" ' if label else "<svg "
+    whole = Markup(drawing.replace("<svg ", words, 1))  # matplotlib escapes what it draws
+    return embed_svg(whole, name) if inline else whole
 
 
 def draw_axes(name: str, label: str, paint: Callable[[Any], None], **how: Any) -> Markup:
@@ -100,19 +101,20 @@ def tidy_axes(ax: Any) -> None:
         ax.locator_params(axis="y", nbins=6)
 
 
-def _embed(svg: str, name: str, label: str) -> str:
-    """Return the drawing without prolog and size, with the page's colours and ids of its own."""
-    body = svg[svg.index("<svg") :]
-    box = re.search(r'viewBox="[^"]+"', body)
+def embed_svg(drawing: Markup, name: str) -> Markup:
+    """Return a file's drawing as an element of a page: the page's colours, ids of its own.
+
+    Its white background and its size are left out.
+    """
+    head, body = re.split(r"(?<=>)", drawing[drawing.index("<svg") :], maxsplit=1)
+    kept = re.findall(r'(?:viewBox|role|aria-label)="[^"]*"', head)
     body = re.sub(r"<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r'<g id="patch_1">.*?</g>', "", body, count=1, flags=re.DOTALL)
     body = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", body)
     for colour, variable in zip(_COLOURS, _VARIABLES, strict=True):
         body = body.replace(f": {colour}", f": var(--{variable}, {colour})")
-    head = (
-        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'{box.group() if box else ""} role="img" aria-label="{escape(label)}">'
-    )
-    return head + body[body.index(">") + 1 :].strip()
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return type(drawing)(f"<svg {spaces} {' '.join(kept)}>{body.strip()}")
 
 
 _MOST_POINTS = 600  # of a band, which matplotlib does not thin by itself

@@ -29,9 +29,8 @@ pytestmark = pytest.mark.slow  # JAX compiles; left out of the editing loop
 @pytest.fixture
 def rendered(monkeypatch):
     """The text of an audit's page, without its drawings."""
-    for module in (charts, findings):
-        monkeypatch.setattr(module, "draw_svg", lambda *args, **options: Markup("<svg></svg>"))
-    return lambda found: html.unescape(findings.render_audit(found))
+    monkeypatch.setattr(charts, "draw_svg", lambda *args, **options: Markup("<svg></svg>"))
+    return lambda found: html.unescape(findings.render_audit(found, findings.draw_figures(found)))
 
 
 def test_a_quick_audit(tmp_path, monkeypatch):
@@ -117,16 +116,16 @@ def test_a_ceiling_is_contradicted_by_what_was_counted_and_the_file_holds_it():
     }
 
 
-def test_the_verdict_follows_the_measurements(tmp_path, monkeypatch, capsys):
+def test_the_verdict_follows_the_measurements(tmp_path, monkeypatch, capsys, rendered):
     assert example().verdict.startswith("Nothing measured contradicts the promise")
     assert "Theorem 1 of the paper claims ε = 20" in example().judgement
     found = refuted()
     assert found.verdict.startswith("The promise is contradicted: uploads at ε = 4 prove μ ≥ ")
     assert "contradicted" in format_table(found)
-    assert '<span class="status failed">contradicted' in findings.render_audit(found)
+    assert '<span class="status failed">contradicted' in rendered(found)
     monkeypatch.setattr(
         findings, "write_audit", lambda found, folder: folder / "audit.html"
-    )  # drawn above
+    )  # a browser draws it
     monkeypatch.setattr(auditing, "run_attacks", lambda target, sizes, stages: found)
     assert auditing.audit(None, out=tmp_path / "one") == 1
     assert "The promise is contradicted" in capsys.readouterr().out
@@ -270,7 +269,7 @@ def test_rows_of_features_are_attacked_as_they_are(model, tmp_path, rendered):
     assert on.pictures is None
     assert on.form.features == on.x.shape[1] != 64
     found = auditing.run_attacks(on, MINI)
-    figures = findings.draw_figures(found, inline=False)
+    figures = findings.draw_figures(found)
     assert not {"inversion", "matching", "traps"} & figures.keys()
     assert "What the server sees" not in rendered(found)
     assert "SSIM" not in {row.measure for row in found.rows}
@@ -394,7 +393,7 @@ def test_what_cannot_be_audited_is_refused_in_a_sentence(words, said, tmp_path):
     "kind",
     [*(pytest.param(kind, marks=pytest.mark.trust) for kind in ("persons", "numbers")), "both"],
 )
-def test_persons_and_numbers_are_attacked_by_all_that_applies(tmp_path, kind):
+def test_persons_and_numbers_are_attacked_by_all_that_applies(tmp_path, kind, rendered):
     """What looks for a single row or a class is named as not measured; the rest has its ceiling."""
     rng = np.random.default_rng(2)
     rows = [(who, rng.uniform(0, 9), rng.uniform(0, 9)) for who in range(60) for _ in range(2)]
@@ -428,8 +427,7 @@ def test_persons_and_numbers_are_attacked_by_all_that_applies(tmp_path, kind):
     assert ("a person's gradient" in why) == (kind != "numbers") == (not found.traps)
     naming = next(row for row in found.rows if row.attack.startswith("likeliest"))
     assert naming.cells[found.levels[0]].value == 1.0  # without noise everybody is named
-    page = findings.render_audit(found)
-    assert why in html.unescape(page)
+    assert why in rendered(found)
     is_read = "first-layer inversion, one sample" in findings.format_table(found)
     assert is_read == (kind == "numbers")
     schema = resources.files("sottovoce").joinpath("schemas/audit.json").read_text("utf-8")

@@ -23,7 +23,7 @@ from sottovoce.plan import Plan
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import NOT_COVERED
 from sottovoce.privacy.sensitivity import Recipe
-from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_axes, draw_svg
+from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_axes, embed_svg
 from sottovoce.reports.pages import format_number, render_page
 from sottovoce.schemas import AuditDocument, LevelEntry, MessagesEntry
 from sottovoce.studies.audit.attacks import (
@@ -444,19 +444,19 @@ _MOST_PICTURES = 8  # pictures in a line: more would be too small on a phone
 _COLOURS = (INK, ORANGE, PURPLE, BLUE, GREEN)
 
 
-def draw_figures(found: Findings, *, inline: bool) -> dict[str, Markup]:
-    """Draw every figure, as elements of the page or as files by themselves."""
+def draw_figures(found: Findings) -> dict[str, Markup]:
+    """Draw every figure, as a file by itself."""
     drawn = {
-        "claimed": _draw_claims(found, inline),
-        "paper": _draw_scores(found.paper, inline),
+        "claimed": _draw_claims(found),
+        "paper": _draw_scores(found.paper),
     }
     if (side := found.target.pictures) is not None and found.traps:
         for name, rows in _list_pictures(found).items():
-            drawn[name] = _draw_grid(name, rows, side, inline)
-    return drawn | {_name_roc(name): _draw_roc(found, name, inline) for name in found.memberships}
+            drawn[name] = _draw_grid(name, rows, side)
+    return drawn | {_name_roc(name): _draw_roc(found, name) for name in found.memberships}
 
 
-def _draw_claims(found: Findings, inline: bool) -> Markup:
+def _draw_claims(found: Findings) -> Markup:
     """Draw ε as claimed, and the interval that uploads prove, for every setting."""
     measured = found.all_measurements
 
@@ -481,7 +481,7 @@ def _draw_claims(found: Findings, inline: bool) -> Markup:
         f"{_name_noise(m)}, ε = {m.setting.claim:.3g}: measured {m.epsilon[0]:.1f} or more."
         for m in measured
     )
-    return draw_axes("claimed", label, paint, size=_TALL, inline=inline)
+    return draw_axes("claimed", label, paint, size=_TALL, inline=False)
 
 
 def _name_noise(measurement: Measurement) -> str:
@@ -492,7 +492,7 @@ def _name_noise(measurement: Measurement) -> str:
     return f"{name}, δ = {format_number(setting.delta)}"
 
 
-def _draw_scores(measurement: Measurement, inline: bool) -> Markup:
+def _draw_scores(measurement: Measurement) -> Markup:
     """Draw the scores of uploads for both neighbours, and where the claim would put them."""
 
     def paint(ax: Any) -> None:
@@ -512,14 +512,14 @@ def _draw_scores(measurement: Measurement, inline: bool) -> Markup:
 
     promised = measurement.setting.promised
     label = f"Two bells {measurement.true:.2f} σ apart, where {promised:.2f} was promised."
-    return draw_axes("paper", label, paint, size=_TALL, inline=inline)
+    return draw_axes("paper", label, paint, size=_TALL, inline=False)
 
 
 def _name_roc(attack: str) -> str:
     return re.sub("[^a-z]+", "-", f"roc {attack}".lower())
 
 
-def _draw_roc(found: Findings, name: str, inline: bool) -> Markup:
+def _draw_roc(found: Findings, name: str) -> Markup:
     """Draw an attack's ROC curves on logarithmic axes, each with its ceiling."""
     attacks = [attack for attack in found.members if attack.name == name]
     lowest = 1 / int(np.sum(~attacks[0].members))
@@ -541,7 +541,7 @@ def _draw_roc(found: Findings, name: str, inline: bool) -> Markup:
         ax.legend(loc="lower right", handlelength=1.4)
 
     areas = ", ".join(f"{attack.level.name}: {attack.auc:.2f}" for attack in attacks)
-    return draw_axes(_name_roc(name), f"Area under the curve {areas}.", paint, inline=inline)
+    return draw_axes(_name_roc(name), f"Area under the curve {areas}.", paint, inline=False)
 
 
 def _list_pictures(found: Findings) -> dict[str, list[tuple[str, Floats]]]:
@@ -564,25 +564,28 @@ def _list_pictures(found: Findings) -> dict[str, list[tuple[str, Floats]]]:
     return rows | {"traps": [("original", originals[best]), *traps]}
 
 
-def _draw_grid(
-    name: str, rows: Sequence[tuple[str, Floats]], side: tuple[int, int], inline: bool
-) -> Markup:
+def _draw_grid(name: str, rows: Sequence[tuple[str, Floats]], side: tuple[int, int]) -> Markup:
+    """Draw rows of pictures as one mosaic with clear gaps: axes for each would cost seconds."""
+    high, wide = (length + max(1, length // 8) for length in side)
     columns = len(rows[0][1])
+    mosaic = np.zeros((len(rows) * high, columns * wide, 4))
+    for i, (_, pictures) in enumerate(rows):
+        for j, picture in enumerate(pictures):
+            cell = mosaic[i * high : i * high + side[0], j * wide : j * wide + side[1]]
+            cell[..., :3] = np.clip(np.nan_to_num(picture), 0, 1).reshape(*side, -1)
+            cell[..., 3] = 1.0
 
-    def paint(figure: Any) -> None:
-        axes = figure.subplots(len(rows), columns, squeeze=False)
-        for line, (label, pictures) in zip(axes, rows, strict=True):
-            for ax, picture in zip(line, pictures, strict=True):
-                shaped = np.clip(np.nan_to_num(picture), 0, 1).reshape(*side, -1)
-                shaped = shaped[..., 0] if shaped.shape[2] == 1 else shaped
-                ax.imshow(shaped, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-                ax.set(xticks=(), yticks=())
-                ax.grid(visible=False)
-            line[0].set_ylabel(label, rotation=0, ha="right", va="center")
+    def paint(ax: Any) -> None:
+        ax.imshow(mosaic, interpolation="nearest")
+        middles = [i * high + (side[0] - 1) / 2 for i in range(len(rows))]
+        ax.set_yticks(middles, [text for text, _ in rows])
+        ax.set_xticks(())
+        ax.grid(visible=False)
+        ax.spines[:].set_visible(False)
 
     label = "Pictures, row by row: " + ", ".join(text for text, _ in rows) + "."
     size = (0.4 * columns + 0.8, 0.4 * len(rows) + 0.1)
-    return draw_svg(name, label, paint, size=size, inline=inline)
+    return draw_axes(name, label, paint, size=size, inline=False)
 
 
 def format_table(found: Findings) -> str:
@@ -694,14 +697,16 @@ def _fill(text: str) -> str:
 
 def write_audit(found: Findings, folder: Path) -> Path:
     """Write audit.html and its drawings into a folder, and return the path of the page."""
-    write_file(folder / "audit.html", render_audit(found).encode())
-    for name, drawing in draw_figures(found, inline=False).items():
+    figures = draw_figures(found)
+    write_file(folder / "audit.html", render_audit(found, figures).encode())
+    for name, drawing in figures.items():
         write_file(folder / f"{name}.svg", drawing.encode())
     return folder / "audit.html"
 
 
-def render_audit(found: Findings) -> str:
-    """Return the page of an audit."""
+def render_audit(found: Findings, drawn: Mapping[str, Markup]) -> str:
+    """Return the page of an audit with the figures that `draw_figures` drew."""
+    figures = {name: embed_svg(drawing, name) for name, drawing in drawn.items()}
     uploads = sorted({2 * m.messages * m.setting.rounds for m in found.all_measurements})
     return render_page(
         "audit.html.j2",
@@ -714,7 +719,7 @@ def render_audit(found: Findings) -> str:
         judgement=_join_comparisons(found.judgement),
         uploads=" to ".join(f"{n:,}" for n in dict.fromkeys((uploads[0], uploads[-1]))),
         confidence=f"{100 * CONFIDENCE:g}",
-        figures=(figures := draw_figures(found, inline=True)),
+        figures=figures,
         roc_charts=[
             (name[0].upper() + name[1:], figures[_name_roc(name)]) for name in found.memberships
         ],
