@@ -52,8 +52,9 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 def make_environment(folder: Path, *requirements: str | Path) -> Path:
     """Install the requirements into a new environment; return its folder of commands."""
     venv.create(folder, with_pip=True)
-    pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
-    run(*pip, "--constraint", ROOT / "constraints.txt", *requirements, cwd=folder)
+    pip = [folder / "bin" / "pip", "install", "--quiet", "--no-compile"]
+    pip += ["--disable-pip-version-check", "--constraint", ROOT / "constraints.txt"]
+    run(*pip, *requirements, cwd=folder)
     return folder / "bin"
 
 
