@@ -227,7 +227,7 @@ def _sum_squares(rows: Floats) -> Floats:
         np.einsum("ij,ij->i", rows[:, j : j + _TERMS], rows[:, j : j + _TERMS])
         for j in range(0, rows.shape[1], _TERMS)
     ]
-    return np.asarray(np.stack(sums, axis=1).sum(axis=1))
+    return sums[0] if len(sums) == 1 else np.asarray(np.stack(sums, axis=1).sum(axis=1))
 
 
 def flush_tiny(values: Floats) -> Floats:

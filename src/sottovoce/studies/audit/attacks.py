@@ -531,7 +531,7 @@ def attack_models(
     pair = rows[0].astype(np.float32), rows[1].astype(np.float32 if number else np.int32)
     given = Given(pair, person=ids if form.rows_per_person else None)
     losses, members = np.empty((runs, len(y))), np.zeros((runs, len(y)), dtype=bool)
-    shadows = simulate_each([plan], seeds=range(runs), given=given)
+    shadows = simulate_each([plan], seeds=range(runs), given=given, together=True)
     for done, (seed, trained) in enumerate(shadows, start=1):
         split = build(plan, seed=seed, data=given).held.split
         assert split is not None, "arrays are split among clients"
