@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce import Plan, resume, simulate
+from sottovoce.client.messages import Request
+from sottovoce.client.node import Node
 from sottovoce.data.federated import Given, Samples
 from sottovoce.errors import InputError, PlanError
 from sottovoce.schedules.algorithms import FEWEST, FIRST_STEPS, STEPS, ForecastRounds
 from sottovoce.schedules.base import Progress
 from sottovoce.server import forecast, rounds
 from sottovoce.server.federation import build
-from support.federations import go
+from support.federations import go, replayed
 from support.in_process import Direct, clients, draw, plan
 
 ROUNDS = 24
@@ -213,6 +215,50 @@ def test_steps_of_the_users_are_not_scaled():
 def test_a_federation_of_real_clients_forecasts_alike(tmp_path):
     done = go(Direct(clients(tmp_path)), tmp_path / "run", own=plan(**FORECAST))
     check_horizons(done.record)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_it_holds_to_the_end_though_all_clients_hide_their_budgets(
+    tmp_path, monkeypatch, is_resumed
+):
+    """T and r were announced: steps that change on the way would be another run's."""
+    monkeypatch.setattr(ForecastRounds, "choose", lambda *_, **__: (6, 0.25))
+    transport, out = Direct(clients(tmp_path)), tmp_path / "run"
+
+    def hide(done):
+        if done.t != 2:
+            return
+        for i, route in enumerate(transport.nodes):
+            path = tmp_path / f"client-{i}.toml"
+            told = path.read_text("utf-8").replace("[policy]", "[policy]\ndisclose = false")
+            path.write_text(told, "utf-8")
+            transport.nodes[route] = Node.load(path)
+
+    def stop(done):
+        hide(done)
+        if done.t == 4:
+            raise KeyboardInterrupt
+
+    own = plan(**FORECAST | {"server.average": None})
+    if is_resumed:
+        with pytest.raises(KeyboardInterrupt):
+            go(transport, out, own=own, on_round=stop)
+        asked, transport = transport.requests, Direct(transport.nodes)
+        transport.requests = asked
+        done = go(transport, out, resume=True)
+    else:
+        done = go(transport, out, own=own, on_round=hide)
+    assert done.record["plan"]["rounds"]["schedule"] == "forecast"
+    assert done.record["result"]["forecast"] == {"rounds": 6, "step": 0.25}
+    assert done.rounds_used == 6
+    means, models = replayed(out), {}
+    for requests in transport.requests:
+        asked = Request.from_blob(next(iter(requests.values())))
+        models[asked.round.t] = asked.params
+    for t in range(5):
+        for name, before in models[t].items():
+            moved = before + 0.25 * (means[t][name] - before)
+            np.testing.assert_allclose(models[t + 1][name], moved, atol=1e-5)
 
 
 def test_what_it_cannot_do_is_refused_or_discounted_in_a_sentence(caplog):

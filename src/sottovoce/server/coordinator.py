@@ -276,8 +276,9 @@ def conduct(
                 "compared; bring the old file back, or start a new run in another folder"
             )
         roll = rejoin_members(transport, patience, header)
-        public = add_features(Plan(**header["plan"]), public)
-        federation = build_from_members(Plan(**header["plan"]), roll.members, public)
+        plan = Plan(**header["plan"])
+        public = add_features(plan, public)
+        federation = build_from_members(plan, roll.members, public, is_begun=True)
         params: Arrays = {n: np.asarray(a, np.float32) for n, a in arrays.items()}
         _remove_uploads_since(out, state.progress.done)
     else:
@@ -390,7 +391,7 @@ class RealClients:
         now = [np.nan if m.account is None else m.account.capacity for m in members]
         if not np.array_equal(federation.capacity, now, equal_nan=True):
             run.federation = build_from_members(
-                federation.plan, members, federation.held, federation.model
+                federation.plan, members, federation.held, federation.model, is_begun=True
             )
         return False
 

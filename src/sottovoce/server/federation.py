@@ -524,12 +524,17 @@ def _note_network(plan: Plan, held: Holdings) -> Plan:
 
 
 def build_from_members(
-    plan: Plan, members: Sequence[Member], held: Holdings, model: Model | None = None
+    plan: Plan,
+    members: Sequence[Member],
+    held: Holdings,
+    model: Model | None = None,
+    *,
+    is_begun: bool = False,
 ) -> Federation:
     """Build the federation of real clients, who declare themselves what they hold and may spend.
 
     `held` has the server's public rows and no training rows. A client that hides its budget has NaN
-    for it.
+    for it. The schedule of a run that `is_begun` stays, whoever hides a budget by then.
     """
     known = [member.account for member in members]
     kinds = tuple(member.calibration for member in members)
@@ -566,7 +571,7 @@ def build_from_members(
     model = _build_model(plan, held) if model is None else adopt_model(model)
     samples = np.array([member.samples for member in members], dtype=np.int64)
     capacity = np.array([np.nan if a is None else a.capacity for a in known])
-    plan = _settle_schedule(plan, held, model, capacity)
+    plan = plan if is_begun else _settle_schedule(plan, held, model, capacity)
     if held.test_owner is not None:  # from sites, by the names of those that take part
         places = {member.name: i for i, member in enumerate(members)}
         order = np.array([*(places.get(name, -1) for name in held.names), -1], np.int32)
