@@ -152,6 +152,22 @@ def test_steps_are_as_long_as_the_path_needs_whatever_the_learning_rate():
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
+@pytest.mark.parametrize("metric", ["auroc", "auprc", None])
+@pytest.mark.parametrize("rare", [1, 4])
+def test_a_split_without_a_class_spoils_no_forecast(metric, rare):
+    """An area that is not defined on a part of few rows is no sign that a candidate diverges."""
+    x, _ = draw(240, 5)
+    validation = x[:60], (np.arange(60) < rare).astype(int)
+    rest = Given((x[120:], np.arange(120) % 2), validation, (x[60:120], np.zeros(60, int)))
+    federation = build(plan(**FORECAST, metric=metric), data=rest, seed=1)
+    assert federation.metric == (metric or "auroc")
+    params = jax.tree.map(np.asarray, federation.model.draw_parameters(1))
+    measure, most = forecast.prepare_forecast(
+        federation, params, federation.held.validation, tank=federation.tank(), seed=1
+    )
+    assert np.isfinite([measure((12, 1.0), i) for i in range(most)]).all()
+
+
 def test_a_run_keeps_the_horizon_and_resumes_with_it(tmp_path):
     """The horizon is in the checkpoint: a resumed run ends in the same model."""
     own, data = plan(**FORECAST), draw(240, 5)

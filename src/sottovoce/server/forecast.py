@@ -46,6 +46,7 @@ MOST_ROWS = 2000
 PAIR = 2  # trainings that are compiled together, each with a split of its own
 FEWEST_PAIRS, MOST_PAIRS = 2, 8  # of a candidate that stays to the end;
 MOST_NUMBERS = 25 * 10**6  # as many trainings as this many rows × parameters allow
+NEED_TWO = ("auroc", "auprc", "r2")  # metrics that need different labels
 
 
 def start_schedule(
@@ -84,6 +85,9 @@ def prepare_forecast(
     first = dict(enumerate(map(np.asarray, jax.tree.leaves(params))))
     rows, start = jax.device_put((x, y, weight)), jax.device_put((first, finish.begin(first)))
     metric = plan.metric or (federation.metric if federation.held.target is None else None)
+    parts = np.split(y[splits], [seen], axis=-1)
+    if metric in NEED_TWO and any(np.any(np.ptp(part, axis=-1) == 0) for part in parts):
+        metric = None  # it is not defined on some part, which would count as diverged
     static = federation.model.code, plan.local.steps, metric, jax.tree.structure(params), seen
     key = seeds.make_key_words(seed, Purpose.FORECAST, 1)
 
