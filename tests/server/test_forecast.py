@@ -16,12 +16,15 @@ from sottovoce.client.messages import Request
 from sottovoce.client.node import Node
 from sottovoce.data.federated import Given, Samples
 from sottovoce.errors import InputError, PlanError
+from sottovoce.privacy.tank import Tank
 from sottovoce.schedules.algorithms import FEWEST, FIRST_STEPS, STEPS, ForecastRounds
 from sottovoce.schedules.base import Progress
 from sottovoce.server import forecast, rounds
-from sottovoce.server.federation import build
+from sottovoce.server.federation import build, build_from_members
 from support.federations import go, replayed
 from support.in_process import Direct, clients, draw, plan
+from support.in_process import public as public_rows
+from support.promised import account, member
 
 ROUNDS = 24
 FORECAST = {
@@ -87,6 +90,19 @@ def test_the_numbers_of_clients_that_hide_them_do_not_show():
     nobody = replace(federation, capacity=np.full(3, np.nan))
     with pytest.raises(InputError, match="where no client discloses a budget"):
         forecast.compute_noise(nobody, tank, ROUNDS)
+
+
+def test_samples_that_are_hidden_do_not_limit_what_others_count_for():
+    """R9: the median of all clients, beyond whose double nobody counts, would tell of them."""
+    noises = set()
+    for hidden in (10, 30, 90):
+        shown = [replace(member(i, account(8.0)), samples=n) for i, n in enumerate((20, 40, 100))]
+        others = [replace(member(i, None), samples=hidden) for i in (3, 4)]
+        own = plan(**FORECAST, **{"data.clients": 5})
+        federation = build_from_members(own, [*shown, *others], public_rows())
+        tank = Tank.full(np.nan_to_num(federation.capacity, nan=1.0))
+        noises.add(forecast.compute_noise(federation, tank, ROUNDS))
+    assert len(noises) == 1
 
 
 @pytest.mark.parametrize(("public", "used"), [(60, 60), (1500, 1500), (2400, 2000)])

@@ -33,6 +33,7 @@ from sottovoce.privacy import seeds
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import Tank
 from sottovoce.schedules import optimizer
+from sottovoce.schedules.aggregate import limit_samples
 from sottovoce.schedules.algorithms import Candidate, ForecastRounds
 from sottovoce.schedules.base import Progress, Round
 from sottovoce.schedules.optimizer import NO_MARKS, Finish, Leaves, Marks, Memory, StepInputs
@@ -110,7 +111,7 @@ def compute_noise(federation: Federation, tank: Tank, rounds: int) -> float:
     """Return √(Σ p_i²σ_i²) of a first step whose horizon is `rounds`, for an average cohort.
 
     Clients that hide their budgets are left out: T and r are published, and must not tell their
-    numbers (R9 of docs/protocol.md).
+    numbers (R9 of docs/protocol.md), not even by the median that limits what others count for.
     """
     terms = federation.terms
     offer = price_release(tank, Round(0, rounds), terms, federation.sensitivity)
@@ -121,6 +122,10 @@ def compute_noise(federation: Federation, tank: Tank, rounds: int) -> float:
     sigma = offer.sigma
     if terms.honest > 1:  # the server learns only sums
         sigma = share_noise(sigma, federation.samples, shown, honest=terms.honest)
+    if np.isnan(federation.capacity).any():
+        counted = federation.samples.copy()
+        counted[shown] = limit_samples(counted[shown].tolist(), [None] * np.count_nonzero(shown))
+        federation = replace(federation, counted=counted)
     weight = weigh_uploads(federation, shown, sigma)
     fewer = np.count_nonzero(shown) / min(terms.per_round, terms.clients)
     return float(average_noise(weight, sigma)) * math.sqrt(fewer)
