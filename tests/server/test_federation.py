@@ -294,3 +294,16 @@ def test_a_cpu_holds_rows_once() -> None:
     x, _ = put_on_device(samples)
     assert np.shares_memory(samples.x, np.asarray(x))
     assert np.array_equal(samples.x, given)
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_rows_on_a_device_are_not_the_callers(offset) -> None:
+    """JAX takes over an array that begins at 64 bytes, whatever it is asked for."""
+    memory = np.zeros(4 * 12 + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    given = memory[start : start + 4 * 12].view(np.float32).reshape(4, 3)
+    samples = federated.Samples(given, np.zeros(4, np.int32))
+    x, _ = put_on_device(samples)
+    given[...] = 7
+    assert not np.asarray(x).any()
+    assert not samples.x.any()

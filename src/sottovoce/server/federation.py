@@ -757,8 +757,11 @@ def put_on_device(samples: Samples) -> tuple[jax.Array, jax.Array]:
     if samples not in _PLACED:
         # One copy: `jnp.asarray` makes two of an array that does not begin at 64 bytes.
         x = jax.device_put(samples.x, may_alias=False)
+        is_shown = jax.default_backend() == "cpu" and x.dtype == samples.x.dtype
+        if is_shown and np.may_share_memory(np.asarray(x), samples.x):
+            x = jnp.array(x, copy=True)  # it did alias one that does, and the caller may change it
         _PLACED[samples] = x, jnp.asarray(samples.y)
-        if jax.default_backend() == "cpu" and x.dtype == samples.x.dtype:
+        if is_shown:
             object.__setattr__(samples, "x", np.asarray(x))
     return _PLACED[samples]
 
