@@ -716,3 +716,10 @@ def test_no_row_of_a_chart_loses_its_name():
 
     drawing = charts.draw_axes("rows", "nine rows", paint, size=(4, 3), inline=True)
     assert all(f">row {i}<" in drawing for i in range(9))
+
+
+def test_a_class_may_have_any_name_in_a_curve():
+    """matplotlib would read what stands between two dollars as a formula, and refuse it."""
+    drawn = charts.draw_roc({r"$\frac{x_$": [[0, 0], [1, 1]], "<a> & b": [[0, 0], [1, 1]]})
+    assert r"$\frac{x_$</text>" in drawn
+    assert "&lt;a&gt; &amp; b" in drawn
