@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -110,12 +111,15 @@ def test_it_trains_on_all_public_rows_up_to_a_limit(monkeypatch, public, used):
     """Of few rows it memorises more than a run does of its clients' rows: paths get too long."""
     seen = []
 
-    def keep(model, steps, metric, structure, count, start, rows, which, *numbers):
-        assert {len(set(split)) for split in which[1]} == {len(rows[1])}  # each row once
-        seen.append((count, len(rows[1])))
-        return np.zeros((forecast.PAIR, 2))
+    def lower(model, steps, metric, structure, count, *_):
+        def keep(start, rows, which, *numbers):
+            assert {len(set(split)) for split in which[1]} == {len(rows[1])}  # each row once
+            seen.append((count, len(rows[1])))
+            return np.zeros((forecast.PAIR, 2))
 
-    monkeypatch.setattr(forecast, "_train_pair", keep)
+        return SimpleNamespace(compile=lambda: keep)
+
+    monkeypatch.setattr(forecast, "_train_pair", SimpleNamespace(lower=lower))
     data = Given(draw(public + 180, 5))
     look_ahead(build(plan(**FORECAST, **{"data.validation": public}), data=data, seed=1))
     assert set(seen) == {(4 * used // 5, used)}

@@ -24,8 +24,9 @@ gradients. The bias of clipping is not included.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Self, TypeAlias
@@ -231,35 +232,44 @@ class ForecastRounds(_Rounds):
         return [(T, r) for T in enough for r in STEPS if 0.48 * path <= r * T <= 2.1 * path]
 
     def choose(
-        self, measure: Callable[[Candidate, int], float], most: int, *, is_step_free: bool = True
+        self,
+        measure: Callable[[Candidate, int], float],
+        most: int,
+        *,
+        is_step_free: bool = True,
+        spread: Callable[..., Iterable[float]] = map,
     ) -> Candidate:
         """Return the candidate whose forecasts have the least mean; among equal ones the first.
 
         `measure(candidate, i)` is its i-th forecast. First r is varied with T₀/2 rounds, by factors
         of 4, then all candidates whose path is near the best. A forecast is noisy: each of them
         gets one, the better half as many again, and so on up to `most`. One that is not finite
-        counts as infinitely bad. Where steps are not free, r is 1 and every T is tried.
+        counts as infinitely bad. Where steps are not free, r is 1 and every T is tried. `spread` is
+        `map`, or one that measures several at once.
 
         >>> schedule = ForecastRounds(50)
         >>> schedule.choose(lambda candidate, i: abs(candidate[0] * candidate[1] - 9), most=4)
         (18, 0.5)
         """
         if not is_step_free:
-            return _halve([(T, 1.0) for T in self.lengths], measure, most)
+            return _halve([(T, 1.0) for T in self.lengths], measure, most, spread)
         T = self.lengths[max(0, len(self.lengths) - 3)]
-        T, r = _halve([(T, r) for r in FIRST_STEPS], measure, 1)
-        return _halve(self.list_near(r * T), measure, most)
+        T, r = _halve([(T, r) for r in FIRST_STEPS], measure, 1, spread)
+        return _halve(self.list_near(r * T), measure, most, spread)
 
 
 def _halve(
-    left: list[Candidate], measure: Callable[[Candidate, int], float], most: int
+    left: list[Candidate],
+    measure: Callable[[Candidate, int], float],
+    most: int,
+    spread: Callable[..., Iterable[float]],
 ) -> Candidate:
     """Return the best by the mean of `most` forecasts; the worse half leaves at 1, 2, 4, … ."""
     totals, done, wanted = dict.fromkeys(left, 0.0), 0, 1
     while len(left) > 1:
-        for candidate in left:
-            values = [measure(candidate, i) for i in range(done, wanted)]
-            totals[candidate] += sum(v if math.isfinite(v) else math.inf for v in values)
+        whose, which = zip(*itertools.product(left, range(done, wanted)), strict=True)
+        for candidate, value in zip(whose, spread(measure, whose, which), strict=True):
+            totals[candidate] += value if math.isfinite(value) else math.inf
         left.sort(key=lambda candidate: round(totals[candidate], 12))
         if wanted >= most:
             break

@@ -15,7 +15,9 @@ announce. No row, gradient, loss or upload of a client enters (as with `server.s
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -47,6 +49,7 @@ MOST_ROWS = 2000
 PAIR = 2  # trainings that are compiled together, each with a split of its own
 FEWEST_PAIRS, MOST_PAIRS = 2, 8  # of a candidate that stays to the end;
 MOST_NUMBERS = 25 * 10**6  # as many trainings as this many rows × parameters allow
+MOST_THREADS = 4  # a training of few rows keeps one core busy
 NEED_TWO = ("auroc", "auprc", "r2")  # metrics that need different labels
 
 
@@ -59,7 +62,9 @@ def start_schedule(
         return schedule.start(signal), NO_MARKS
     public = federation.held.validation
     measure, most = prepare_forecast(federation, params, public, tank=tank, seed=seed)
-    T, r = schedule.choose(measure, most, is_step_free=federation.finish.is_step_free)
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), "forecast") as threads:
+        is_step_free = federation.finish.is_step_free
+        T, r = schedule.choose(measure, most, is_step_free=is_step_free, spread=threads.map)
     return Progress(0, T), Marks(step=r)
 
 
@@ -98,10 +103,15 @@ def prepare_forecast(
         std = np.float32(compute_noise(federation, tank, T))
         return _list_inputs(finish, T, r, schedule.rounds), std, np.int32(T)
 
-    def measure(candidate: Candidate, i: int) -> float:
+    def list_arguments(candidate: Candidate, i: int) -> tuple[Any, ...]:
         which = np.arange(PAIR * i, PAIR * (i + 1), dtype=np.int32), splits[i]
-        numbers = np.float32(recipe.clip), key, *list_rounds(candidate)
-        found = _train_pair(*static, start, rows, which, *numbers)
+        return start, rows, which, np.float32(recipe.clip), key, *list_rounds(candidate)
+
+    # Compiled here: JAX's settings are those of a thread, and another one may measure.
+    program = _train_pair.lower(*static, *list_arguments((schedule.rounds, 1.0), 0)).compile()
+
+    def measure(candidate: Candidate, i: int) -> float:
+        found = program(*list_arguments(candidate, i))
         return float(np.mean(np.asarray(found, np.float64)))
 
     return measure, most
