@@ -297,6 +297,12 @@ def test_it_holds_to_the_end_though_all_clients_hide_their_budgets(
             np.testing.assert_allclose(models[t + 1][name], moved, atol=1e-5)
 
 
+def test_test_rows_choose_no_rounds():
+    """Without validation rows the test rows would choose T and r, and then praise the choice."""
+    own = plan(**FORECAST, **{"data.validation": 0, "data.test": 60})
+    assert build(own, data=Given(draw(240, 5)), seed=1).plan.rounds.schedule == "discounted"
+
+
 def test_what_it_cannot_do_is_refused_or_discounted_in_a_sentence(caplog):
     with pytest.raises(PlanError, match="never looks at; choose public, or discounted"):
         plan(**FORECAST, **{"server.signal": "clients"})

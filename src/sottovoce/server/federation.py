@@ -499,7 +499,8 @@ def _settle_schedule(plan: Plan, held: Holdings, model: Model, capacity: Floats)
     """Return the plan, with a discounted schedule where its rounds cannot be forecast."""
     if plan.rounds.schedule != "forecast":
         return plan
-    if (rows := len(held.validation.y)) < FEWEST_ROWS:
+    rows = 0 if plan.data.validation == 0 else len(held.validation.y)  # test rows choose nothing
+    if rows < FEWEST_ROWS:
         why = f"it needs {FEWEST_ROWS} public rows (data.validation), and there are {rows}"
     elif not isinstance(model.code, JaxModel):
         why = "only steps of a model in JAX can be compiled for it"
