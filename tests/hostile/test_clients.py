@@ -337,6 +337,18 @@ def test_a_client_that_keeps_its_numbers_is_not_told_by_what_it_counts_for(tmp_p
         assert not any("limited" in own for own in done.record["clients"])
 
 
+def test_what_a_cut_client_counts_for_does_not_tell_of_one_that_hides(tmp_path):
+    """It would be twice the median of all, and with few others that is the hidden number."""
+    hidden = clients(tmp_path / "b", 3, 30, disclose=False)
+    nodes = clients(tmp_path / "a", 2) | {"route-2": hidden["route-2"]}
+    transport = Direct(nodes)
+    transport.on_hello, transport.on_answer = claiming(OWNS, "route-0")
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}))
+    jsonschema.validate(done.record, SCHEMA)
+    for client in done.record["clients"]:
+        assert client["counted"] in (None, client["samples"])
+
+
 @pytest.mark.parametrize("n", [60, 80])
 def test_an_honest_larger_client_counts_whole(tmp_path, n):
     """The paper's clients hold 400 to 1200, at most one and a half times the median."""

@@ -738,12 +738,15 @@ def _identify_members(federation: Federation, members: Sequence[Member]) -> list
     """Return what the record says of each client beside its numbers."""
     assert federation.counted is not None
     reasons = explain_limits(federation, members)
+    # Twice the median of all clients tells of those that hide their numbers, too (R9).
+    hide = {m.name for m in members if m.account is None}
+    hide |= reasons.keys() if hide else set()
     return [
         {
             "name": member.name,
             "key": member.key,
             "version": member.version,
-            "counted": None if member.account is None else most,
+            "counted": None if member.name in hide else most,
             **({"limited": reasons[member.name]} if member.name in reasons else {}),
         }
         for member, most in zip(members, federation.counted.tolist(), strict=True)
