@@ -41,7 +41,8 @@ BUILD = [
     ("wheel", [f"{BIN}/python", "tests/wheel.py"]),
 ]
 # The parts of one list keep one core busy each: two run at a time.
-CHECK = [[INSTALL], LINT, [("quick tests", [*PYTEST, "-m", "not slow and not trust"])]]
+QUICK = ["-n", "2", "-m", "not slow and not trust and not exact"]
+CHECK = [[INSTALL], LINT, [("quick tests", [*PLAIN, *PYTEST, *QUICK])]]
 TEST = [
     [INSTALL],
     [*LINT, *BUILD, ("exact tests", EXACT)],

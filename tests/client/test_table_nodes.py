@@ -31,6 +31,8 @@ from sottovoce.server.members import Member
 from support.device_twins import frozen
 from support.devices import ask, make_vault, memory, told
 
+pytestmark = pytest.mark.slow  # seconds of CPU in all; left out of the editing loop
+
 KINDS = ("npz", "csv", "parquet")
 SAMPLES = 9
 PIXELS = [f"p{i}" for i in range(16)]

@@ -223,6 +223,7 @@ def make_second(data, out, state, met, found, work):
         found.put("dealt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", ["federate", "ledger create"])
 def test_of_two_runs_that_start_together_over_one_file_the_second_is_refused(tmp_path, work):
     (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{i % 9},{i % 2}\n" for i in range(90)))

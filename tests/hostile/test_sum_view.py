@@ -23,6 +23,8 @@ from sottovoce.privacy.tank import FULL
 from sottovoce.server import sum_round
 from support.sum_rounds import RUN, SIZE, Cohorts, Vector
 
+pytestmark = pytest.mark.slow  # seconds of CPU in all; left out of the editing loop
+
 REFUSALS = (Malformed, PolicyRefusal, RoundAnswered)
 
 

@@ -401,6 +401,7 @@ def test_a_client_that_forgets_its_noise_is_found_in_the_end(small, part, rounds
     assert rounds == math.ceil(exact)
 
 
+@pytest.mark.slow
 def test_honest_noise_is_never_found_wanting(small):
     """20,000 uploads of one client that never takes a step, which is the least they can show."""
     sigma, rng = small.head["sigma"][0], np.random.default_rng(4)

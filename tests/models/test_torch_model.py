@@ -242,6 +242,7 @@ def sum_written(flat, weight, clip):
     return np.where(factor[:, None] != 0, flat, 0).T @ factor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_clipped_sum_of_a_layer_is_the_sum_of_clipped_gradients(name):
     """In simulation and release: rows with weights, one of them not finite, one without weight."""

@@ -17,6 +17,8 @@ from sottovoce.plan import Plan
 from sottovoce.runs import integrations
 from sottovoce.simulation.simulate import simulate
 
+pytestmark = pytest.mark.slow  # seconds of CPU in all; left out of the editing loop
+
 SHORT = Plan(rounds={"schedule": "fixed", "rounds": 3})
 
 

@@ -14,6 +14,8 @@ from sottovoce.models.base import Inspected
 from sottovoce.models.cnn import Cnn
 from sottovoce.models.mlp import Mlp
 
+pytestmark = pytest.mark.slow  # seconds of CPU in all; left out of the editing loop
+
 RANDOM = np.random.default_rng(5)
 
 

@@ -943,6 +943,7 @@ def test_an_answer_reads_no_more_of_a_long_history_than_of_a_short_one(place, mo
     assert found[2_000][1] < 2 * found[40][1]
 
 
+@pytest.mark.slow
 def test_ten_thousand_rounds_add_up_the_same_from_the_summary_and_from_all_lines(place):
     Vault.create(place, POLICY, dataset=DATASET).close()
     live(place, 10_000)

@@ -14,6 +14,8 @@ from sottovoce.plan import Plan
 from sottovoce.studies.paper import frontier, outcomes, reproduce
 from support import ROOT
 
+pytestmark = pytest.mark.slow  # seconds of CPU in all; left out of the editing loop
+
 RESULTS = ROOT / "results"
 
 

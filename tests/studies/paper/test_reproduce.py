@@ -338,6 +338,7 @@ def test_the_page_of_the_results_claims_what_holds():
     assert {f"{value:g}" for value in shown} <= cells
 
 
+@pytest.mark.slow
 def test_the_story_says_what_the_results_say():
     right, wrong = ([judged(result(n, reverse=r)) for n in FIGURES] for r in (False, True))
     total = sum(

@@ -539,6 +539,7 @@ def test_the_plan_is_ready_and_says_why(rehearsed, tmp_path):
     assert {tuple(run) for run in told["runs"]} == {tuple(told["runs"][0])}
 
 
+@pytest.mark.slow
 def test_the_prediction_comes_from_rows_and_seeds_that_did_not_choose(rehearsed):
     choosing, fresh = choose_seeds(0)
     assert not set(choosing) & set(fresh)
