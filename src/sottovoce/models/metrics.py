@@ -279,7 +279,8 @@ def compute_auprc(is_positive: Any, scores: Any, xp: Any = np) -> Any:
 def _count_above(is_positive: NDArray[np.bool_], scores: Floats) -> tuple[Floats, Floats]:
     """Return true and false positives at every distinct score as the threshold, from the top."""
     order = np.argsort(-scores, kind="stable")
-    last = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    ranked = scores[order]
+    last = np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), len(scores) - 1)
     found = np.cumsum(is_positive[order], dtype=np.float64)[last]
     return found, last + 1 - found
 
@@ -313,8 +314,9 @@ def _draw_class(labels: NDArray[Any], ordered: Floats, k: int) -> dict[str, Any]
 def _thin(points: Floats, along: Floats) -> list[list[float]]:
     """Return at most 60 points, evenly spaced in `along`, which never falls."""
     wanted = np.linspace(along[0], along[-1], POINTS - 2)
-    kept = np.unique([0, *np.searchsorted(along, wanted).clip(0, len(along) - 1), len(along) - 1])
-    thinned: list[list[float]] = points[kept].round(6).tolist()
+    kept = np.concatenate([[0], np.searchsorted(along, wanted), [len(along) - 1]])
+    kept = np.minimum(kept, len(along) - 1)  # in order, so that equal ones are neighbours
+    thinned: list[list[float]] = points[kept[np.diff(kept, prepend=-1) > 0]].round(6).tolist()
     return thinned
 
 
@@ -419,6 +421,8 @@ def _maximise(scores: Floats, targets: Floats, slope: float | None) -> Floats:
             gradient[0], hessian[0], hessian[:, 0] = 0, 0, 0
         hessian += np.diag(np.full(1 + classes, 1e-9 * rows))
         step, part = np.linalg.solve(hessian, gradient), 1.0
+        if np.abs(step).max() < 1e-6:
+            break
         tried = compute_logs(point - step)
         while part > 1e-6 and tried[1] > loss:
             part /= 2

@@ -224,9 +224,9 @@ the client takes no further part, and only a new dataset brings a new budget
                 f"a release of {asked} units was asked for with {left} left; "
                 "nothing was booked, ask for an offer first"
             )
-        return self._with_books(spent=self.spent + units, debits=self.debits + (units > 0))
+        return self.with_books(spent=self.spent + units, debits=self.debits + (units > 0))
 
-    def _with_books(self, spent: Units, debits: Units) -> Self:
+    def with_books(self, spent: Units, debits: Units) -> Self:
         """Return this tank with other books. These arrays are new and need not be copied."""
         for array in (spent, debits):
             array.setflags(write=False)

@@ -595,11 +595,9 @@ def require_private(federation: Federation, state: ServerState) -> None:
 
 def sum_alone(federation: Federation, state: ServerState) -> NDArray[np.float64]:
     """Return Σ (Δ/σ)² of each client's own noise, from the trace."""
-    total = np.zeros(len(state.asked))
-    for sigma in state.sigma:
-        squares = (federation.sensitivity / sigma) ** 2
-        total = total + np.where(np.isnan(squares), 0.0, squares)
-    return total
+    sigma = np.array(state.sigma).reshape(-1, len(state.asked))
+    squares = (federation.sensitivity / sigma) ** 2
+    return np.asarray(np.where(np.isnan(squares), 0.0, squares).sum(axis=0))
 
 
 def _columns(federation: Federation, state: ServerState) -> dict[str, NDArray[Any]]:
@@ -681,14 +679,17 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
+        # Numbers of rounds are judged here: a call for each would take longer.
         return {
-            key: item if type(item) in _AS_THEY_ARE else _without_nan(item)
+            key: item
+            if (kind := type(item)) in _AS_THEY_ARE or (kind is float and math.isfinite(item))
+            else _without_nan(item)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
         kinds = set(map(type, value))
         # A cohort in every round, the points of a curve: no need to look at each.
-        if kinds <= _AS_THEY_ARE or (kinds == _FLOATS and all(map(math.isfinite, value))):
+        if kinds <= _AS_THEY_ARE or (kinds == _FLOATS and math.isfinite(sum(value))):
             return list(value)
         return [_without_nan(item) for item in value]
     return value

@@ -308,7 +308,7 @@ def _prepare_together(
         yield PreparedRound(turns[0], weight, sigma, signal_sigma, mu2, uploads, tank, asked)
         return
     for i, state in enumerate(states):
-        left = replace(state.tank, spent=tank.spent[i], debits=tank.debits[i])
+        left = state.tank.with_books(tank.spent[i], tank.debits[i])
         yield PreparedRound(
             turns[i], weight[i], sigma[i], signal_sigma[i], mu2[i], uploads[i], left, asked[i]
         )

@@ -65,7 +65,9 @@ def pack(orders: Any) -> tuple[NDArray[np.uint32], Packing]:
     {'a': [1.5], 'b': [[7, 8]]}
     """
     leaves, structure = jax.tree.flatten(orders)
-    leaves = [np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)) for leaf in leaves]
+    wide = [i for i, leaf in enumerate(leaves) if leaf.dtype.itemsize == 8]
+    for i in wide:
+        leaves[i] = leaves[i].astype(jax.dtypes.canonicalize_dtype(leaves[i].dtype))
     runs = len(leaves[0])
     words = [np.ascontiguousarray(leaf).view(np.uint32).reshape(runs, -1) for leaf in leaves]
     kinds = tuple((leaf.shape[1:], leaf.dtype.str) for leaf in leaves)
