@@ -132,22 +132,22 @@ def use_kernels(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [TILES[2, 4], TILES[3, 3], TILES[1, 1]], ids=str)
+@pytest.mark.parametrize("model", [TILES[2, 4], TILES[3, 3], TILES[1, 1], TILES[4, 2]], ids=str)
 def test_kernels_compute_the_steps_of_the_plain_sum(model, monkeypatch):
     monkeypatch.setattr(kernels, "PROGRAMS", 2)  # of which each has several rows
-    monkeypatch.setattr(kernels, "TILES", 16)
+    monkeypatch.setattr(kernels, "SLOTS", 16)
     params, x, y = draw(model)
     tiled, fast = cnn.arrange_tiles(model, params), make_kernels(model)
     wanted = cnn.find_factors(model, tiled, inspect(model, x), y)
-    padded = fast.pad(x)
-    hidden = fast.convolve(padded, tiled.band, tiled.bias, finite=True)
+    slots = fast.cut(x)
+    hidden = fast.convolve(slots, tiled.band, tiled.bias, finite=True)
     near = {"rtol": 1e-4, "atol": 1e-4}
     np.testing.assert_allclose(hidden, wanted.hidden, **near)
     error1, squared = fast.send_back(wanted.hidden, wanted.error, tiled.back)
     sent = jnp.tensordot(wanted.error, tiled.back, 1)
     np.testing.assert_allclose(error1, jnp.where(wanted.hidden > 0, sent, 0), **near)
     np.testing.assert_allclose(squared, wanted.squared_hidden, **near)
-    by_kernel, by_bias = fast.kernel_gradients(padded, error1)
+    by_kernel, by_bias = fast.kernel_gradients(slots, error1)
     np.testing.assert_allclose(by_kernel, wanted.kernel, **near)
     np.testing.assert_allclose(by_bias, wanted.bias, **near)
 
@@ -172,17 +172,17 @@ def test_kernels_translate_to_the_language_of_a_gpu(model):
     fast = make_kernels(model, interpret=False)
 
     def compute(params, x, error):
-        tiled, padded = cnn.arrange_tiles(model, params), fast.pad(x.astype(jnp.bfloat16))
-        hidden = fast.convolve(padded, tiled.band, tiled.bias, finite=True)
-        return fast.kernel_gradients(padded, fast.send_back(hidden, error, tiled.back)[0])
+        tiled, slots = cnn.arrange_tiles(model, params), fast.cut(x.astype(jnp.bfloat16))
+        hidden = fast.convolve(slots, tiled.band, tiled.bias, finite=True)
+        return fast.kernel_gradients(slots, fast.send_back(hidden, error, tiled.back)[0])
 
     error = jnp.zeros((len(y), model.classes))
     text = jax.jit(compute).trace(params, x, error).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("xla.gpu.triton") == 3
+    assert text.count("xla.gpu.triton") == 4
 
 
 def test_kernels_write_no_windows(monkeypatch):
-    """No array of a chunk has more numbers than the hidden layer; the windows have 2.25 as many."""
+    """No array has more than 1.12 times the numbers of the hidden layer; windows have 2.25."""
     model, n = Cnn((32, 32, 3), channels=8, classes=10), 5000
     use_kernels(monkeypatch)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -194,8 +194,8 @@ def test_kernels_write_no_windows(monkeypatch):
 
     traced = jax.make_jaxpr(compute)(params, x, y, jax.ShapeDtypeStruct((n,), jnp.float32))
     sizes = [variable.aval.size for step in traced.eqns for variable in step.outvars]
-    assert [step.primitive.name for step in traced.eqns].count("pallas_call") == 3
-    assert max(sizes) == n * math.prod(model.map_shape)
+    assert [step.primitive.name for step in traced.eqns].count("pallas_call") == 4
+    assert max(sizes) <= 1.12 * n * math.prod(model.map_shape)
 
 
 def test_where_kernels_do_not_compile_the_plain_steps_remain(monkeypatch):

@@ -94,13 +94,18 @@ class Cnn(NamedModel):
         return arrange_tiles(self, params)
 
     def numbers_per_row(self) -> int:
-        # Kernels write a hidden layer and its error. With so many rows at once the 32 runs of a
-        # batch have fewer than the 2³¹ numbers that a kernel can address.
-        held = 0 if load_kernels(self) else _numbers_per_row(self)
-        return held + 2 * math.prod(self.map_shape)
+        hidden, fast = math.prod(self.map_shape), load_kernels(self)
+        if fast is None:
+            return _numbers_per_row(self) + 2 * hidden
+        # Kernels write slots, a hidden layer and its error, of two bytes each. The hidden layers of
+        # 32 runs have at most the 2³¹ numbers that an index of 32 bits tells apart.
+        return max(2 * hidden, hidden + fast.slots * fast.width // 2)
 
     def numbers_per_evaluated_row(self) -> int:
-        return 2 * math.prod(self.map_shape) if load_kernels(self) else _numbers_per_row(self)
+        fast = load_kernels(self)
+        if fast is None:
+            return _numbers_per_row(self)
+        return fast.slots * fast.width + math.prod(self.map_shape)
 
     def sum_chunk(
         self, prepared: Tiled, clip: Array, rows: Inspected, y: Array, weight: Array
@@ -331,7 +336,7 @@ def kernel_gradients(model: Cnn, windows: Array, error: Array, kind: jnp.dtype) 
 def compute_scores(model: Cnn, with_params: Tiled, x: Array) -> Array:
     """Return what `Cnn.apply` does, for many rows."""
     if (fast := load_kernels(model)) is not None and x.dtype == jnp.float32:
-        hidden = fast.convolve(fast.pad(x), with_params.band, with_params.bias)
+        hidden = fast.convolve(fast.cut(x), with_params.band, with_params.bias)
         return apply_dense(hidden, with_params)
     return apply_dense(jax.nn.relu(convolve(cut_windows(model, x), with_params)), with_params)
 
@@ -350,11 +355,11 @@ class Factors(NamedTuple):
 def find_factors(model: Cnn, params: Tiled, rows: Inspected, y: Array) -> Factors:
     """Return the convolution's gradient of every row, and the two factors of the dense layer's."""
     if (fast := load_kernels(model)) is not None and rows.x.dtype == jnp.bfloat16:
-        padded = fast.pad(rows.x)
-        hidden = fast.convolve(padded, params.band, params.bias, finite=True)
+        slots = fast.cut(rows.x)
+        hidden = fast.convolve(slots, params.band, params.bias, finite=True)
         error2 = softmax.score_errors(apply_dense(hidden, params), y, model.number_loss)
         error1, squared = fast.send_back(hidden, error2, params.back)
-        kernels, biases = fast.kernel_gradients(padded, error1)
+        kernels, biases = fast.kernel_gradients(slots, error1)
         return Factors(rows.is_clean, kernels, biases, hidden, squared, error2)
     windows, kind = cut_windows(model, rows.x), params.w.dtype
     hidden = base.relu_finite(convolve(windows, params), windows.dtype)

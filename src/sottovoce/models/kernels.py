@@ -1,9 +1,9 @@
 """Steps of the cnn and the mlp as kernels for an NVIDIA GPU, in Pallas: little is written.
 
 XLA writes the window of every tile to memory, and in float32 most of what lies between two
-products. Here a kernel reads the windows of its tiles from the padded pictures, and the hidden
-layer and its error are written once each, in bfloat16. `models/cnn.py` has the same steps for all
-other devices; tests hold these kernels against them.
+products. Here windows overlap in memory, and the hidden layer and its error are written once each,
+in bfloat16. `models/cnn.py` has the same steps for all other devices; tests hold these kernels
+against them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-ITEMS = 256  # tiles in a program of the convolution
-TILES = 64  # in a step of a row's gradient
-TOGETHER = 2  # lines of a window in one product of a row's gradient
+CUT = 32  # slots in a program that copies them
+ITEMS = 128  # tiles in a program of the convolution
+SLOTS = 64  # in a step of a row's gradient
 ROWS, COLUMNS = 16, 256  # in a step of the way back through the dense layer
-PROGRAMS = 528  # for the rows' gradients: four for each unit of an H200
-WARPS = {"convolve": 8, "send_back": 8, "kernel_gradients": 4}
-STAGES = 2
+PROGRAMS = 264  # for the rows' gradients: two for each unit of an H200
+WARPS = 4
+STAGES = {"cut": 1, "convolve": 2, "send_back": 3, "kernel_gradients": 3}
 _describe: Any = jax.ShapeDtypeStruct
 _find_limits: Any = jnp.finfo
 
@@ -32,7 +32,11 @@ _find_limits: Any = jnp.finfo
 @final
 @dataclass(frozen=True)
 class CnnKernels:
-    """The kernels for a cnn of given sizes; what is loaded and multiplied has powers of two."""
+    """The kernels for a cnn of given sizes; what is loaded and multiplied has powers of two.
+
+    A *slot* has as many lines of a picture as a tile is high, side by side, each as wide as a
+    window. The window of tile t consists of the slots t, t + across, t + 2·across, …
+    """
 
     shape: tuple[int, int, int]  # of a picture
     kernel: int
@@ -58,6 +62,11 @@ class CnnKernels:
         return math.prod(self.tile) * self.channels
 
     @property
+    def outputs(self) -> int:
+        """Numbers computed for a tile."""
+        return _round_up(self.numbers)
+
+    @property
     def lines(self) -> int:
         """Lines of a window."""
         return self.tile[0] + self.kernel - 1
@@ -69,19 +78,23 @@ class CnnKernels:
 
     @property
     def columns(self) -> int:
-        """Numbers loaded for a line: at least one follows it."""
+        """Numbers from one line of a slot to the next: at least one follows a line."""
         return _round_up(self.line + 1)
 
     @property
-    def outputs(self) -> int:
-        """Numbers computed for a tile."""
-        return _round_up(self.numbers)
+    def width(self) -> int:
+        """Numbers of a slot."""
+        return _round_up(self.tile[0] * self.columns)
 
     @property
-    def pitch(self) -> int:
-        """Numbers from one line of a padded picture to the next: it has a whole last window."""
-        last = (self.across - 1) * self.tile[1] * self.shape[2]
-        return -(-(last + self.columns) // 8) * 8  # 16 bytes, which are loaded at once
+    def groups(self) -> int:
+        """Slots of a window."""
+        return -(-self.lines // self.tile[0])
+
+    @property
+    def slots(self) -> int:
+        """Slots of a picture."""
+        return self.tiles + (self.groups - 1) * self.across
 
     def compile_all(self, classes: int) -> None:
         """Compile the kernels for a few rows, or raise what the compiler does."""
@@ -92,41 +105,66 @@ class CnnKernels:
         x = [_describe((rows, math.prod(self.shape)), kind) for kind in kinds]
 
         def compute(x: Array, band: Array, bias: Array, error: Array, back: Array) -> Any:
-            hidden = self.convolve(self.pad(x), band, bias, finite=True)
-            return self.kernel_gradients(self.pad(x), self.send_back(hidden, error, back)[0])
+            hidden = self.convolve(self.cut(x), band, bias, finite=True)
+            return self.kernel_gradients(self.cut(x), self.send_back(hidden, error, back)[0])
 
         jax.jit(compute).lower(x[0], *params, *error).compile()
-        jax.jit(lambda x, *band: self.convolve(self.pad(x), *band)).lower(x[1], *params).compile()
+        jax.jit(lambda x, *band: self.convolve(self.cut(x), *band)).lower(x[1], *params).compile()
 
-    def pad(self, x: Array) -> Array:
-        """Return the pictures of rows with zeros around them, (n, lines, pitch)."""
-        high, wide, colours = self.shape
-        left = self.padding * colours
-        around = [(0, 0), (self.padding,) * 2, (left, self.pitch - left - wide * colours)]
-        return jnp.pad(x.reshape(-1, high, wide * colours), around)
+    def cut(self, x: Array) -> Array:
+        """Return the slots of rows, (n, slots, width), with zeros around a picture.
 
-    def convolve(self, padded: Array, band: Array, bias: Array, *, finite: bool = False) -> Array:
+        A one follows the first line of a slot: errors times it are the gradient by the bias.
+        """
+        n, (a, b), (high, wide, colours) = len(x), self.tile, self.shape
+
+        def compute(x_ref: Any, out_ref: Any) -> None:
+            item, number = pl.program_id(0) * CUT + jnp.arange(CUT), jnp.arange(self.width)
+            row, slot = item // self.slots, item % self.slots
+            i, j = number // self.columns, number % self.columns
+            line = (slot // self.across * a - self.padding)[:, None] + i[None, :]
+            column = ((slot % self.across * b - self.padding) * colours)[:, None] + j[None, :]
+            is_inside = (line >= 0) & (line < high) & (column >= 0) & (column < wide * colours)
+            is_inside &= (item < n * self.slots)[:, None] & ((j < self.line) & (i < a))[None, :]
+            where = (row[:, None] * high + line) * (wide * colours) + column
+            found = triton.load(x_ref.at[where], mask=is_inside, other=0)
+            found = jnp.where((number == self.line)[None, :], jnp.ones_like(found), found)
+            where = item[:, None] * self.width + number[None, :]
+            triton.store(out_ref.at[where], found, mask=(item < n * self.slots)[:, None])
+
+        out = (_describe((n * self.slots * self.width,), x.dtype),)
+        found: Array = self._compile("cut", compute, -(-n * self.slots // CUT), out)(x.reshape(-1))[
+            0
+        ]
+        return found.reshape(n, self.slots, self.width)
+
+    def convolve(self, slots: Array, band: Array, bias: Array, *, finite: bool = False) -> Array:
         """Return the hidden layer, (n, tiles, numbers), in the type of the pictures.
 
         With `finite` it has the largest number for what is not finite, as in `base.relu_finite`.
         """
-        n, kind = padded.shape[0], padded.dtype
+        n, kind, high = slots.shape[0], slots.dtype, self.tile[0]
         band = band.reshape(self.lines, self.line, self.numbers).astype(kind)
         beyond = (0, self.outputs - self.numbers)
-        band = jnp.pad(band, [(0, 0), (0, self.columns - self.line), beyond])
+        below = (0, self.groups * high - self.lines)
+        band = jnp.pad(band, [below, (0, self.columns - self.line), beyond])
+        band = band.reshape(self.groups, high * self.columns, self.outputs)
+        band = jnp.pad(band, [(0, 0), (0, self.width - high * self.columns), (0, 0)])
         most = float(_find_limits(kind).max)
 
-        def compute(x_ref: Any, band_ref: Any, bias_ref: Any, out_ref: Any) -> None:
+        def compute(slots_ref: Any, band_ref: Any, bias_ref: Any, out_ref: Any) -> None:
             item, number = pl.program_id(0) * ITEMS + jnp.arange(ITEMS), jnp.arange(self.outputs)
-            is_there, row = item < n * self.tiles, item // self.tiles
+            is_there, column = item < n * self.tiles, jnp.arange(self.width)
+            first = item // self.tiles * self.slots + item % self.tiles
 
             def step(i: Array, total: Array) -> Array:
-                windows = self._load_lines(x_ref, row, item % self.tiles, i, is_there)
-                product: Array = triton.dot(windows, band_ref[i], allow_tf32=True)
+                where = (first + i * self.across)[:, None] * self.width + column[None, :]
+                part = triton.load(slots_ref.at[where], mask=is_there[:, None], other=0)
+                product: Array = triton.dot(part, band_ref[i], allow_tf32=True)
                 return total + product
 
             zero = jnp.zeros((ITEMS, self.outputs), jnp.float32)
-            total = jax.lax.fori_loop(0, self.lines, step, zero) + bias_ref[...][None, :]
+            total = jax.lax.fori_loop(0, self.groups, step, zero) + bias_ref[...][None, :]
             if finite:
                 total = jnp.where(total < most, total, most)
             hidden = jnp.where(total <= 0, 0.0, total).astype(kind)
@@ -137,7 +175,7 @@ class CnnKernels:
         size = n * self.tiles * self.numbers
         programs, out = -(-n * self.tiles // ITEMS), (_describe((size,), kind),)
         call = self._compile("convolve", compute, programs, out)
-        found: Array = call(padded.reshape(-1), band, jnp.pad(bias, beyond))[0]
+        found: Array = call(slots.reshape(-1), band, jnp.pad(bias, beyond))[0]
         return found.reshape(n, self.tiles, self.numbers)
 
     def send_back(self, hidden: Array, error: Array, back: Array) -> tuple[Array, Array]:
@@ -181,49 +219,45 @@ class CnnKernels:
         sent, squared = call(hidden.reshape(-1), error.reshape(-1), back.reshape(-1))
         return sent.reshape(hidden.shape), squared
 
-    def kernel_gradients(self, padded: Array, error: Array) -> tuple[Array, Array]:
+    def kernel_gradients(self, slots: Array, error: Array) -> tuple[Array, Array]:
         """Return each row's gradient by the kernel, (n, channels, 5, 5, colours), and by the bias.
 
         A program adds up a row's gradient by the band, puts it into memory of its own, and folds it
         from there: a number of the kernel is found at the shift of every place of a tile.
         """
-        n, (a, b), colours = padded.shape[0], self.tile, self.shape[2]
+        n, (a, b), colours = slots.shape[0], self.tile, self.shape[2]
         programs, size = min(n, PROGRAMS), self.kernel**2 * colours
-        page, steps = self.outputs * self.columns, -(-self.lines // TOGETHER) * TOGETHER
+        page = self.outputs * self.width  # of a slot of the window
 
-        def compute(x_ref: Any, error_ref: Any, out_ref: Any, sums_ref: Any) -> None:
+        def compute(slots_ref: Any, error_ref: Any, out_ref: Any, sums_ref: Any) -> None:
             program, number = pl.program_id(0), jnp.arange(self.outputs)
-            of_program = program * (steps * page)
-            column = jnp.arange(TOGETHER * self.columns)[None, :]
-            place = number[:, None] * self.columns + column % self.columns
-            place += column // self.columns * page
+            of_program, column = program * (self.groups * page), jnp.arange(self.width)
 
-            def step(row: Array, t: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
-                tile = t * TILES + jnp.arange(TILES)
-                is_there = tile < self.tiles
-                where = (row * self.tiles + tile)[:, None] * self.numbers + number[None, :]
-                mask = is_there[:, None] & (number < self.numbers)[None, :]
-                errors = triton.load(error_ref.at[where], mask=mask, other=0)
+            def step(row: Array, k: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+                slot = k * SLOTS + jnp.arange(SLOTS)
+                where = (row * self.slots + slot)[:, None] * self.width + column[None, :]
+                part = triton.load(slots_ref.at[where], mask=(slot < self.slots)[:, None], other=0)
                 found = []
                 for i, total in enumerate(totals):
-                    line = i * TOGETHER
-                    windows = self._load_lines(
-                        x_ref, row, tile, line, is_there, TOGETHER, one=line == 0
-                    )
-                    found.append(total + triton.dot(errors, windows, trans_a=True))
+                    tile = slot - i * self.across  # whose window has this slot
+                    is_there = (tile >= 0) & (tile < self.tiles)
+                    mask = is_there[:, None] & (number < self.numbers)[None, :]
+                    where = (row * self.tiles + tile)[:, None] * self.numbers + number[None, :]
+                    errors = triton.load(error_ref.at[where], mask=mask, other=0)
+                    found.append(total + triton.dot(errors, part, trans_a=True))
                 return tuple(found)
 
             def compute_row(k: Array, _: Any) -> None:
                 row = program + k * programs
-                zero = jnp.zeros((self.outputs, TOGETHER * self.columns), jnp.float32)
                 totals = jax.lax.fori_loop(
                     0,
-                    -(-self.tiles // TILES),
-                    lambda t, totals: step(row, t, totals),
-                    (zero,) * (steps // TOGETHER),
+                    -(-self.slots // SLOTS),
+                    lambda k, totals: step(row, k, totals),
+                    (jnp.zeros((self.outputs, self.width), jnp.float32),) * self.groups,
                 )
+                where = number[:, None] * self.width + column[None, :]
                 for i, total in enumerate(totals):
-                    triton.store(sums_ref.at[of_program + i * TOGETHER * page + place], total)
+                    triton.store(sums_ref.at[of_program + i * page + where], total)
                 self._wait()
                 fold(row)
                 self._wait()
@@ -234,49 +268,24 @@ class CnnKernels:
                 is_there = (channel < self.channels) & (at <= size)
                 total = jnp.zeros(is_there.shape, jnp.float32)
                 for shift in range(a * b):
-                    # The bias's gradient is the last number: the errors times the column of ones.
+                    # The bias's gradient is the last number: the errors times the ones.
                     line = jnp.where(at < size, at // (self.kernel * colours) + shift // b, 0)
                     column = at % (self.kernel * colours) + shift % b * colours
                     column = jnp.where(at < size, column, self.line)
-                    where = (shift * self.channels + channel) * self.columns + line * page + column
+                    where = (shift * self.channels + channel) * self.width + column
+                    where += line // a * page + line % a * self.columns
                     total += triton.load(sums_ref.at[of_program + where], mask=is_there, other=0.0)
                 where = (row * self.channels + channel) * (size + 1) + at
                 triton.store(out_ref.at[where], total, mask=is_there)
 
             jax.lax.fori_loop(0, (n - program + programs - 1) // programs, compute_row, None)
 
-        lengths = n * self.channels * (size + 1), programs * steps * page
+        lengths = n * self.channels * (size + 1), programs * self.groups * page
         out = tuple(_describe((length,), jnp.float32) for length in lengths)
         call = self._compile("kernel_gradients", compute, programs, out)
-        found = call(padded.reshape(-1), error.reshape(-1))[0].reshape(n, self.channels, size + 1)
+        found = call(slots.reshape(-1), error.reshape(-1))[0].reshape(n, self.channels, size + 1)
         shape = (n, self.channels, self.kernel, self.kernel, colours)
         return found[..., :-1].reshape(shape), found[..., -1]
-
-    def _load_lines(
-        self,
-        x_ref: Any,
-        row: Array,
-        tile: Array,
-        i: Any,
-        is_there: Array,
-        count: int = 1,
-        one: bool = False,
-    ) -> Array:
-        """Return lines of windows from i on, [tiles, count · columns]; a one follows it if asked.
-
-        What else follows a line is not used: the band is 0 there, and no sum of it is read.
-        """
-        (a, b), number = self.tile, jnp.arange(count * self.columns)[None, :]
-        line, column = number // self.columns, number % self.columns
-        high = self.shape[0] + 2 * self.padding
-        first = row * high + tile // self.across * a + i
-        where = first * self.pitch + tile % self.across * (b * self.shape[2])
-        mask = is_there[:, None]
-        if count > 1:
-            mask &= line < self.lines - i
-        where = where[:, None] + (line * self.pitch + column)
-        found = triton.load(x_ref.at[where], mask=mask, other=0)
-        return jnp.where(number == self.line, jnp.ones_like(found), found) if one else found
 
     def _wait(self) -> None:
         """Wait until all threads of the program have written: they read each other's numbers."""
@@ -288,7 +297,7 @@ class CnnKernels:
             compute,
             grid=(programs,),
             out_shape=out,
-            compiler_params=triton.CompilerParams(num_warps=WARPS[name], num_stages=STAGES),
+            compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=STAGES[name]),
             interpret=self.interpret,
             name=name,
         )
