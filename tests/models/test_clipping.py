@@ -423,6 +423,48 @@ def test_a_factor_whose_square_is_lost_does_not_hide_the_norm(tiny, positions):
         np.testing.assert_allclose(np.ravel(found), 1e-5 * exact[m] / norms[m], rtol=1e-3)
 
 
+def make_saturated(kind):
+    """A model whose errors are about 1e-20, and a row of length 1e19 that leaves them so."""
+    far = {"b": jnp.array([0.0, -45.0])}
+    if kind == "softmax":
+        return Softmax(2, 2), {"w": jnp.zeros((2, 2)), **far}, [[1e19, 0.0]]
+    if kind == "number":
+        return (
+            Softmax(2, 1, "squared"),
+            {"w": jnp.zeros((2, 1)), "b": jnp.full(1, 1e-20)},
+            [[1e19, 0]],
+        )
+    if kind == "mlp":
+        w2 = jnp.stack([jnp.ones(16), jnp.full(16, 0.9)], axis=1)
+        params = {"w1": jnp.zeros((2, 16)), "b1": jnp.ones(16), "w2": w2}
+        return Mlp(2, 16, 2), {**params, "b2": jnp.array([0.0, -43.4])}, [[1e19, 0.0]]
+    model = Cnn((2, 2, 1), channels=1, classes=2)
+    params = {name: jnp.zeros(shape) for name, shape in model.shapes().items()}
+    return model, {**params, **far, "kernel": jnp.ones((5, 5, 1, 1))}, [[1e17, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("kind", ["softmax", "number", "mlp", "cnn"])
+def test_an_error_whose_square_is_lost_does_not_hide_the_norm(kind):
+    """δ² is 0 in float32, ‖x‖ is 10¹⁹: a row of norm 0.4 was added whole at C = 0.001."""
+    model, params, x = make_saturated(kind)
+    found = clipped_sum(model, params, jnp.array(x), jnp.zeros(1, int), jnp.ones(1), 1e-3)
+    assert distance(found, jax.tree.map(jnp.zeros_like, found)) <= 1e-3 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["svm", "softmax", "mlp", "least-squares"])
+def test_an_accelerator_leaves_room_for_products_of_tf32(kind, monkeypatch):
+    """There rows and errors are rounded by a part in 2¹¹ each after the norm was taken."""
+    model, params, x, y, _ = draw(kind, 6, 5, 3, spoil=False)
+    monkeypatch.setattr(clipping, "product_type", lambda model, dtype: dtype)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    clipping._clipped_sum.clear_cache()
+    for m in range(6):
+        found = clipped_sum(model, params, jnp.asarray(x), jnp.asarray(y), jnp.eye(6)[m], 1e-3)
+        norm = distance(found, jax.tree.map(jnp.zeros_like, found))
+        assert norm * (1 + 2**-11) ** 2 <= 1e-3
+    clipping._clipped_sum.clear_cache()
+
+
 @pytest.mark.parametrize(("inputs", "positions"), [(40, 3), (2, 5)])
 def test_what_rounding_leaves_of_products_that_vanish_is_at_most_the_clip(inputs, positions):
     """A layer along a sequence, with weights that add up to 0: the gradient is rounding alone."""

@@ -126,6 +126,35 @@ def test_no_row_adds_more_than_the_clip_in_the_kernel_of_the_mlp():
     assert lengths.max() > 0.99 * clip
 
 
+@pytest.mark.slow
+def test_the_kernel_of_the_mlp_adds_no_row_whose_norm_it_lost():
+    """Errors of 1e-20 times a row of 1e19, of which float32 has no squares; and models of NaN."""
+    model = Mlp(2, 16, 2)
+    w2 = jnp.stack([jnp.ones(16), jnp.full(16, 0.9)], axis=1)
+    params = {"w1": jnp.zeros((2, 16)), "b1": jnp.ones(16), "w2": w2, "b2": jnp.array([0.0, -43.4])}
+    rows = Inspected(jnp.array([[1e19, 0.0]], jnp.bfloat16), jnp.ones(1, bool), jnp.array([1e38]))
+    given = jnp.float32(1e-3), rows, jnp.zeros(1, jnp.int32), jnp.ones(1)
+    found = sum_with_kernel(model)(params, *given)
+    assert math.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(found))) <= 1e-3
+    for name in params:
+        spoiled = sum_with_kernel(model)(params | {name: params[name] * jnp.nan}, *given)
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(spoiled))
+
+
+def test_no_more_numbers_than_a_kernel_can_address_go_through_it(monkeypatch):
+    """An index has 32 bits; with 495 units, one feature and 1.4 million rows 32 runs had more."""
+    model, runs, n, of = Mlp(3, 4, 2), 3, 5, jax.ShapeDtypeStruct
+    params = {name: of((runs, *shape), "float32") for name, shape in model.shapes().items()}
+    rows = Inspected(of((n, 3), "bfloat16"), of((n,), "bool"), of((n,), "float32"))
+    given = params, of((runs,), "float32"), rows, of((n,), "int32"), of((runs, n), "float32")
+    for most, used in ((runs * n * 4 + 1, 1), (runs * n * 4, 0)):
+        monkeypatch.setattr(mlp, "MOST_NUMBERS", most)
+        compute = jax.vmap(
+            mlp.compile_sum.__wrapped__(model, kernels.MlpKernel()), (0, 0, None, None, 0)
+        )
+        assert str(jax.make_jaxpr(compute)(*given)).count("pallas_call[") == used
+
+
 @pytest.mark.parametrize("runs", [1, 20])
 def test_the_mlp_of_a_gpu_reads_its_hidden_layer_once(runs):
     """Two products and one kernel for all runs, translated here; nothing is as large in float32."""

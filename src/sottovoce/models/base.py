@@ -577,6 +577,15 @@ def squared_norms(values: Array) -> Array:
     return jnp.sum(values**2, axis=1)
 
 
+def drop_tiny(errors: Array) -> Array:
+    """Return the errors, and 0 for those whose square is rounded to 0.
+
+    Else their norm would be 0, and times a row of length 10¹⁹ they would be added whole.
+    """
+    least = float(jnp.finfo(errors.dtype).tiny) ** 0.5  # type: ignore[no-untyped-call]
+    return jnp.where(jnp.abs(errors) < least, 0, errors)
+
+
 def clip_factors(squared: Array, is_clean: Array, weight: Array, clip: Array) -> Array:
     """Return weight / max(1, ‖g‖/C), and 0 for the rows that must not count."""
     norm = jnp.sqrt(squared)

@@ -173,8 +173,9 @@ def _clipped_sum(
 ) -> Params:
     dtype = precision(params)
     weight, clip = weight.astype(dtype), jnp.asarray(clip, dtype)
-    if product_type(model, dtype) != dtype:
-        clip = clip * (1 - 2.0**-8)  # what is rounded to bfloat16 after it was cut stays within C
+    on_cpu = jax.default_backend() == "cpu"
+    if product_type(model, dtype) != dtype or (dtype == jnp.float32 and not on_cpu):
+        clip = clip * (1 - 2.0**-8)  # what is rounded to bfloat16 or TF32 after it was cut is ≤ C
     numbers = model.numbers_per_row()
     if numbers is None:
         plain = x.x if isinstance(x, Inspected) else x

@@ -337,7 +337,10 @@ class MlpKernel:
         size = max(16, CLIPPED_NUMBERS // units)
         blocks = -(-n // size)
         programs = max(1, min(blocks, CLIPPED_PROGRAMS // runs))
-        most = float(_find_limits(jnp.bfloat16).max)
+        most, least = (
+            float(_find_limits(jnp.bfloat16).max),
+            float(_find_limits("float32").tiny) ** 0.5,
+        )
 
         def compute(*refs: Any) -> None:
             before_ref, b1_ref, b2_ref, w2_ref, clip_ref, squared_ref, y_ref, weight_ref = refs[:8]
@@ -372,10 +375,12 @@ class MlpKernel:
                 true = triton.load(y_ref.at[row], mask=is_row, other=0)
                 is_true = label[None, :] == true[:, None]
                 others = jnp.where(is_true, 0.0, powers / jnp.sum(powers, axis=1)[:, None])
+                others = jnp.where(others < least, 0.0, others)  # as in `base.drop_tiny`
                 error2 = jnp.where(is_true, -jnp.sum(others, axis=1)[:, None], others)
                 high, low = _split_numbers(error2)
                 sent = triton.dot(high, back[0]) + triton.dot(high, back[1])
-                error1 = jnp.where(h > 0, sent + triton.dot(low, back[0]), 0.0)
+                sent += triton.dot(low, back[0])
+                error1 = jnp.where((h > 0) & ~(jnp.abs(sent) < least), sent, 0.0)
                 norms = jnp.sum(error1 * error1, axis=1)
                 norms *= triton.load(squared_ref.at[row], mask=is_row, other=0.0)
                 norms += jnp.sum(error2 * error2, axis=1) * (jnp.sum(h * h, axis=1) + 1)

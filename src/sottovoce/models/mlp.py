@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PARTS = 8  # of the rows, where an accelerator sums over them for one run alone
 FEW_ROWS = 4096  # with fewer, a kernel of our own is not worth its compilation
-MOST_RUNS = 32  # with more, a kernel could not address all numbers of a hidden layer
+MOST_NUMBERS = 2**31  # of the hidden layers of all runs, which a kernel can address
 
 
 @final
@@ -79,7 +79,7 @@ class Mlp(base.NamedModel):
         x, is_clean, squared = rows
         hidden = base.relu_finite(multiply(x, params["w1"]) + params["b1"], params["w1"].dtype)
         error2 = softmax.score_errors(hidden @ params["w2"] + params["b2"], y, self.number_loss)
-        error1 = jnp.where(hidden > 0, error2 @ params["w2"].T, 0)
+        error1 = jnp.where(hidden > 0, base.drop_tiny(error2 @ params["w2"].T), 0)
         norms = base.squared_norms(error1) * squared + base.squared_norms(error2) * (
             base.squared_norms(hidden) + 1
         )
@@ -191,7 +191,8 @@ def compile_sum(model: Mlp, kernel: kernels.MlpKernel) -> Any:
     @sum_rows.def_vmap
     def sum_rows_of_runs(size: int, batched: Any, *given: Any) -> tuple[Params, Any]:
         params, clip, rows, y, weight = batched
-        is_shared = not any(jax.tree.leaves((rows, y))) and size <= MOST_RUNS
+        is_shared = not any(jax.tree.leaves((rows, y)))
+        is_shared &= size * len(given[3]) * model.hidden < MOST_NUMBERS
         if is_shared and all(jax.tree.leaves((params, clip, weight))):
             total = sum_runs(*given)
         else:

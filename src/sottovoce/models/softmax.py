@@ -102,9 +102,10 @@ def score_errors(scores: Array, y: Array, number_loss: str | None = None) -> Arr
     """
     if number_loss is not None:
         missed = scores - y[:, None]
-        return missed if number_loss == "squared" else jnp.clip(missed, -HUBER, HUBER)
+        most = jnp.inf if number_loss == "squared" else HUBER
+        return base.drop_tiny(jnp.clip(missed, -most, most))
     is_label = jnp.arange(scores.shape[-1]) == y[:, None]
-    others = jnp.where(is_label, 0, jax.nn.softmax(scores))
+    others = base.drop_tiny(jnp.where(is_label, 0, jax.nn.softmax(scores)))
     return jnp.where(is_label, -jnp.sum(others, axis=1, keepdims=True), others)
 
 
