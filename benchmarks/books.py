@@ -51,10 +51,10 @@ def at_once_in_stretches(*_: Any, **__: Any) -> Launch:
     """In the place of the compiled stretch."""
     played = 0
 
-    def launch(start: RoundResult, words: Any, where: Any) -> RoundResult:
+    def launch(start: RoundResult, words: Any) -> RoundResult:
         nonlocal played
-        loss = 1 / (1 + played + np.arange(len(words), dtype=np.float32))
-        played += int(where[1])
+        loss = 1 / (1 + played + np.arange(len(words) - 1, dtype=np.float32))
+        played += int(words[-1, 0, 1])
         score = np.stack([loss, np.full_like(loss, 0.5), loss, loss], axis=1)[:, None]
         return RoundResult(start.params, score, {})  # type: ignore[arg-type]
 

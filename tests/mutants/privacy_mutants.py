@@ -172,7 +172,7 @@ _DRAW = "noise = (secure_noise.draw(count, sigma) for sigma in paid.noise)"
 _TOLD = "noised_loss: dict[str, float] = {}\n"
 _RAW = "float(np.nanmean(np.asarray(x, np.float64)[:1]))"
 _NO_CHECK = (("<= NORM**2", "<= 2**62"),)
-_NO_REFUSAL = ("if np.any(over := units > self.left):", "if np.any(over := units > 9 * FULL):")
+_NO_REFUSAL = ("if (over := units > self.left).any():", "if (over := units > 9 * FULL).any():")
 
 MUTANTS = [
     # What is drawn.

@@ -102,7 +102,7 @@ MUTANTS = [
         past_the_plan_uses_what_is_left,
     ),
     ("over := units > self.left", "over := units > FULL", never_more_than_the_capacity),
-    ("if np.any(units < 0)", "if np.any(units < -FULL)", debits_are_never_taken_back),
+    ("if (units < 0).any()", "if (units < -FULL).any()", debits_are_never_taken_back),
     (
         "debits=self.debits + (units > 0)",
         "debits=self.debits",

@@ -196,6 +196,8 @@ the client takes no further part, and only a new dataset brings a new budget
         if not ((delta > 0) & (delta < np.inf)).all():
             remedy = "compute it from the recipe"
             raise InputError.of("sensitivity", sensitivity, "finite and > 0", remedy)
+        if granted.all():
+            return Offer(np.asarray(granted), np.asarray(units), self.noise(units, delta))
         sigma = self.noise(np.where(granted, units, 1), delta)
         return Offer(
             granted=np.asarray(granted),
@@ -216,9 +218,9 @@ the client takes no further part, and only a new dataset brings a new budget
         if given.dtype.kind not in "iu":  # 0.9 of a unit must not be booked as none
             raise InputError.of("units", given.tolist(), "whole numbers", "take those of an offer")
         units = self._broadcast("units", np.minimum(given, 2 * FULL).astype(np.int64, copy=False))
-        if np.any(units < 0):
+        if (units < 0).any():
             raise InputError.of("units", int(units.min()), "≥ 0", "a debit is never taken back")
-        if np.any(over := units > self.left):
+        if (over := units > self.left).any():
             asked, left = int(units[over].flat[0]), int(self.left[over].flat[0])
             raise TankEmpty(
                 f"a release of {asked} units was asked for with {left} left; "

@@ -50,9 +50,9 @@ from sottovoce.simulation.compiled import (
 Words: TypeAlias = NDArray[np.uint32]
 
 
-# From the results of a stretch, each leaf [rounds, runs, …], the inputs of the next one, and which
-# of the rounds it starts from with how many it has, to its results.
-Launch: TypeAlias = Callable[[RoundResult, Any, Any], RoundResult]
+# From the results of a stretch, each leaf [rounds, runs, …], and the inputs of the next one, to its
+# results.
+Launch: TypeAlias = Callable[[RoundResult, Any], RoundResult]
 
 
 @partial(jax.jit, static_argnums=2)
@@ -75,15 +75,16 @@ def compile_stretch(
 ) -> Launch:
     """Compile the function that plays a stretch.
 
-    `words` are the packed inputs of each round, [rounds, runs, …]. It is compiled here, with the
-    caller's JAX settings, and may be called from any thread.
+    `words` are the packed inputs of each round, [rounds + 1, runs, …]; the last line has the round
+    to start from, and how many there are. It is compiled here, with the caller's JAX settings, and
+    may be called from any thread.
     """
-    inputs = rows, stack.params, stack.memory, words, np.zeros(2, np.int32)
+    inputs = rows, stack.params, stack.memory, words
     lowered = _play_stretch.lower(model, *inputs, layout=layout, options=options)
     compiled = lowered.compile()  # JAX caches it for the next run
 
-    def launch(stack: RoundResult, words: Any, where: Any) -> RoundResult:
-        made: RoundResult = compiled(rows, stack.params, stack.memory, words, where)
+    def launch(stack: RoundResult, words: Any) -> RoundResult:
+        made: RoundResult = compiled(rows, stack.params, stack.memory, words)
         made.score.copy_to_host_async()  # begun early, so that reading it does not wait
         return made
 
@@ -97,14 +98,13 @@ def _play_stretch(
     params: Params,
     memory: dict[str, Params],
     words: Array,
-    where: Array,
     *,
     layout: Packing,
     options: RoundOptions,
 ) -> RoundResult:
     _VERSIONS.append(model)
-    start, count = where
-    before = RoundResult(params, jnp.zeros((*words.shape[:2], 4)), memory)
+    start, count = words[-1, 0, :2].astype(jnp.int32)
+    before = RoundResult(params, jnp.zeros((*words[:-1].shape[:2], 4)), memory)
 
     def step(k: Array, carried: tuple[RoundResult, RoundResult]) -> tuple[RoundResult, RoundResult]:
         last, stack = carried
@@ -280,9 +280,10 @@ class AheadEngine:
             )
         launch, start = self.launch, self.start
         # Copied now, so that the other thread has nothing to wait for between two stretches.
-        given = jax.device_put((words, np.array([self.index, len(stretch)], np.int32)))
+        words[-1, 0, :2] = self.index, len(stretch)
+        given = jax.device_put(words)  # one array: each has its own cost
         # That thread has launched the stretch before.
-        stack = self.thread.submit(lambda: launch(start.result(), *given))
+        stack = self.thread.submit(lambda: launch(start.result(), given))
         self.begun.append(_Stretch(stretch, stack, time.monotonic()))
         self.start, self.index = stack, len(stretch) - 1
         return True
@@ -299,11 +300,11 @@ class AheadEngine:
     def _pack_stretch(
         self, stretch: list[PreparedRounds], seats: list[Seat]
     ) -> tuple[Words, Packing]:
-        """Return the packed inputs [rounds, runs, …]; beyond the last round zeros."""
+        """Return the packed inputs [rounds + 1, runs, …]; beyond the last round zeros."""
         count = len(self.seating.runs)
         now = np.array([next(iter(opened.values())).turn.t for opened in stretch], np.uint32)
         orders = make_orders(seats, self.seating.always)
         rows, layout = pack((orders, np.repeat(now, count)))
-        words = np.zeros((self.most, count, rows.shape[1]), np.uint32)
+        words = np.zeros((self.most + 1, count, rows.shape[1]), np.uint32)
         words[: len(stretch)] = rows.reshape(len(stretch), count, -1)
         return words, layout

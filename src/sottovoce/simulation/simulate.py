@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import os
@@ -516,6 +517,9 @@ def _play_jobs(
     # An accelerator must not wait for records, so another thread makes them. It does not use JAX,
     # whose settings are this thread's.
     with ThreadPoolExecutor(1, "records") as thread:
+        freezes = together and not gc.get_freeze_count()
+        if freezes:  # Python would look for garbage in all rows and programs again and again
+            gc.freeze()
         try:
             while live or over:
                 for batch in tuple(live):
@@ -527,6 +531,8 @@ def _play_jobs(
                     yield over.popleft().result()
         finally:
             thread.shutdown(wait=False, cancel_futures=True)
+            if freezes:
+                gc.unfreeze()
 
 
 def _load_rows(given: Given | None, job: Job) -> Holdings:
