@@ -398,7 +398,7 @@ def _score_first_model(federation: Federation, seed: int) -> First:
     signal_loss = {"public": public, "clients": None}.get(signal, 0.0)
     if signal == "raw":
         signal_loss, _ = score_model(federation.model, params, held.train)
-    return First(jax.tree.map(np.asarray, params), loss, accuracy, signal_loss)
+    return First(jax.device_get(params), loss, accuracy, signal_loss)
 
 
 Final: TypeAlias = tuple[Params, Answers]  # the model that a run returns, and what it says
