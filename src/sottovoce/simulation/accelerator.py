@@ -127,7 +127,8 @@ def _take_round(leaf: Array, k: Array) -> Array:
 _VERSIONS: list[JaxModel] = []  # one entry per compilation: JAX counts only calls
 
 
-AHEAD = 8  # rounds in a stretch
+AHEAD = 16  # rounds in a stretch
+UNSURE = 8  # where a loss may prove the guess wrong
 STACK_BYTES = 1 << 30  # of the models in a stretch
 SECONDS = 0.1  # of a stretch at most: Ctrl-C and `on_round` wait for its end
 AT_ONCE = 2  # stretches: one is played while the next one waits
@@ -294,7 +295,7 @@ class AheadEngine:
 
     def _choose_length(self) -> int:
         """Return as many rounds as were guessed right in a row, so that few are wasted."""
-        sure = self.most if self.steady else max(1, self.right)
+        sure = self.most if self.steady else max(1, min(self.right, UNSURE))
         return max(1, min(self.most, sure, int(SECONDS / max(self.pace, 1e-6))))
 
     def _pack_stretch(

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import numpy as np
 from numpy.typing import ArrayLike
 
 from sottovoce._version import __version__
