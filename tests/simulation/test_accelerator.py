@@ -249,6 +249,14 @@ def test_stretches_are_as_short_as_memory_and_time_ask(counted, monkeypatch):
     assert counted == [1] * 13
 
 
+def test_a_batch_has_fewer_rounds_in_a_stretch_than_one_run():
+    batch = [start_run(build(PLANS["fixed"], seed=3), 3) for _ in range(2)]
+    engines = [accelerator.AheadEngine(run.federation.model, runs, None, accelerator.AHEAD)
+               for run, runs in ((batch[0], batch[:1]), (batch[0], batch))]  # fmt: skip
+    assert [engine.most for engine in engines] == [accelerator.AHEAD, accelerator.FEWER]
+    assert accelerator.FEWER < accelerator.AHEAD
+
+
 @pytest.mark.slow
 def test_batches_in_stretches_side_by_side_are_those_round_by_round(monkeypatch, counted):
     """Four batches, two at once, each with a thread: the same records and models."""

@@ -103,9 +103,8 @@ class Cnn(NamedModel):
 
     def numbers_per_evaluated_row(self) -> int:
         fast = load_kernels(self)
-        if fast is None:
-            return _numbers_per_row(self)
-        return fast.slots * fast.width + math.prod(self.map_shape)
+        cut = 0 if fast is None else fast.slots * fast.width + math.prod(self.map_shape)
+        return cut or _numbers_per_row(self)
 
     def sum_chunk(
         self, prepared: Tiled, clip: Array, rows: Inspected, y: Array, weight: Array

@@ -30,7 +30,6 @@ _find_limits: Any = jnp.finfo
 
 
 @final
-@dataclass(frozen=True)
 class CnnKernels:
     """The kernels for a cnn of given sizes; what is loaded and multiplied has powers of two.
 
@@ -38,63 +37,28 @@ class CnnKernels:
     window. The window of tile t consists of the slots t, t + across, t + 2·across, …
     """
 
-    shape: tuple[int, int, int]  # of a picture
-    kernel: int
-    padding: int
-    tile: tuple[int, int]
-    places: tuple[int, int]  # of the map
-    channels: int
-    interpret: bool = False  # on a CPU, for tests
-
-    @property
-    def across(self) -> int:
-        """Tiles side by side."""
-        return self.places[1] // self.tile[1]
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of a map."""
-        return self.places[0] // self.tile[0] * self.across
-
-    @property
-    def numbers(self) -> int:
-        """Numbers of the map in a tile."""
-        return math.prod(self.tile) * self.channels
-
-    @property
-    def outputs(self) -> int:
-        """Numbers computed for a tile."""
-        return _round_up(self.numbers)
-
-    @property
-    def lines(self) -> int:
-        """Lines of a window."""
-        return self.tile[0] + self.kernel - 1
-
-    @property
-    def line(self) -> int:
-        """Numbers in a line of a window."""
-        return (self.tile[1] + self.kernel - 1) * self.shape[2]
-
-    @property
-    def columns(self) -> int:
-        """Numbers from one line of a slot to the next: at least one follows a line."""
-        return _round_up(self.line + 1)
-
-    @property
-    def width(self) -> int:
-        """Numbers of a slot."""
-        return _round_up(self.tile[0] * self.columns)
-
-    @property
-    def groups(self) -> int:
-        """Slots of a window."""
-        return -(-self.lines // self.tile[0])
-
-    @property
-    def slots(self) -> int:
-        """Slots of a picture."""
-        return self.tiles + (self.groups - 1) * self.across
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        kernel: int,
+        padding: int,
+        tile: tuple[int, int],
+        places: tuple[int, int],  # of the map
+        channels: int,
+        interpret: bool = False,  # on a CPU, for tests
+    ) -> None:
+        self.shape, self.kernel, self.padding, self.tile = shape, kernel, padding, tile
+        self.channels, self.interpret = channels, interpret
+        self.across = places[1] // tile[1]  # tiles side by side
+        self.tiles = places[0] // tile[0] * self.across
+        self.numbers = math.prod(tile) * channels  # of the map in a tile
+        self.outputs = _round_up(self.numbers)  # computed for a tile
+        self.lines = tile[0] + kernel - 1  # of a window
+        self.line = (tile[1] + kernel - 1) * shape[2]  # numbers in a line of a window
+        self.columns = _round_up(self.line + 1)  # from one line of a slot to the next
+        self.width = _round_up(tile[0] * self.columns)  # numbers of a slot
+        self.groups = -(-self.lines // tile[0])  # slots of a window
+        self.slots = self.tiles + (self.groups - 1) * self.across  # of a picture
 
     def compile_all(self, classes: int) -> None:
         """Compile the kernels for a few rows, or raise what the compiler does."""
@@ -133,9 +97,8 @@ class CnnKernels:
             triton.store(out_ref.at[where], found, mask=(item < n * self.slots)[:, None])
 
         out = (_describe((n * self.slots * self.width,), x.dtype),)
-        found: Array = self._compile("cut", compute, -(-n * self.slots // CUT), out)(x.reshape(-1))[
-            0
-        ]
+        call = self._compile("cut", compute, -(-n * self.slots // CUT), out)
+        found: Array = call(x.reshape(-1))[0]
         return found.reshape(n, self.slots, self.width)
 
     def convolve(self, slots: Array, band: Array, bias: Array, *, finite: bool = False) -> Array:
@@ -228,6 +191,7 @@ class CnnKernels:
         n, (a, b), colours = slots.shape[0], self.tile, self.shape[2]
         programs, size = min(n, PROGRAMS), self.kernel**2 * colours
         page = self.outputs * self.width  # of a slot of the window
+        wait: Any = (lambda: None) if self.interpret else triton.debug_barrier
 
         def compute(slots_ref: Any, error_ref: Any, out_ref: Any, sums_ref: Any) -> None:
             program, number = pl.program_id(0), jnp.arange(self.outputs)
@@ -258,9 +222,9 @@ class CnnKernels:
                 where = number[:, None] * self.width + column[None, :]
                 for i, total in enumerate(totals):
                     triton.store(sums_ref.at[of_program + i * page + where], total)
-                self._wait()
+                wait()  # the threads of a program read each other's numbers
                 fold(row)
-                self._wait()
+                wait()
 
             def fold(row: Array) -> None:
                 channel = jnp.arange(1 << (self.channels - 1).bit_length())[:, None]
@@ -286,11 +250,6 @@ class CnnKernels:
         found = call(slots.reshape(-1), error.reshape(-1))[0].reshape(n, self.channels, size + 1)
         shape = (n, self.channels, self.kernel, self.kernel, colours)
         return found[..., :-1].reshape(shape), found[..., -1]
-
-    def _wait(self) -> None:
-        """Wait until all threads of the program have written: they read each other's numbers."""
-        if not self.interpret:
-            triton.debug_barrier()
 
     def _compile(self, name: str, compute: Any, programs: int, out: Any) -> Any:
         return pl.pallas_call(
@@ -391,7 +350,6 @@ class MlpKernel:
                 error1 = jnp.where(factor != 0, error1 * factor, 0.0)
                 error2 = jnp.where(factor != 0, error2 * factor, 0.0)
                 triton.store(refs[8].at[where], error1.astype(jnp.bfloat16), mask=mask)
-                rounded = jnp.where(factor != 0, h, 0.0).astype(jnp.bfloat16)
                 second = triton.dot(rounded, error2.astype(jnp.bfloat16), trans_a=True)
                 first, last = jnp.sum(error1, axis=0), jnp.sum(error2, axis=0)
                 return sums[0] + second, sums[1] + first, sums[2] + last

@@ -279,8 +279,7 @@ def compute_auprc(is_positive: Any, scores: Any, xp: Any = np) -> Any:
 def _count_above(is_positive: NDArray[np.bool_], scores: Floats) -> tuple[Floats, Floats]:
     """Return true and false positives at every distinct score as the threshold, from the top."""
     order = np.argsort(-scores, kind="stable")
-    ranked = scores[order]
-    last = np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), len(scores) - 1)
+    last = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     found = np.cumsum(is_positive[order], dtype=np.float64)[last]
     return found, last + 1 - found
 

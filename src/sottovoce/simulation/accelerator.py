@@ -50,8 +50,7 @@ from sottovoce.simulation.compiled import (
 Words: TypeAlias = NDArray[np.uint32]
 
 
-# From the results of a stretch, each leaf [rounds, runs, …], and the inputs of the next one, to its
-# results.
+# From a stretch's results, each leaf [rounds, runs, …], and the next one's inputs to its results.
 Launch: TypeAlias = Callable[[RoundResult, Any], RoundResult]
 
 
@@ -127,8 +126,8 @@ def _take_round(leaf: Array, k: Array) -> Array:
 _VERSIONS: list[JaxModel] = []  # one entry per compilation: JAX counts only calls
 
 
-AHEAD = 16  # rounds in a stretch
-UNSURE = 8  # where a loss may prove the guess wrong
+AHEAD = 16  # rounds in a stretch of one run
+FEWER = 8  # of a batch, whose models fill more memory, or where a loss may prove the guess wrong
 STACK_BYTES = 1 << 30  # of the models in a stretch
 SECONDS = 0.1  # of a stretch at most: Ctrl-C and `on_round` wait for its end
 AT_ONCE = 2  # stretches: one is played while the next one waits
@@ -186,6 +185,7 @@ class AheadEngine:
         self, model: JaxModel, batch: list[BatchRun], thread: ThreadPoolExecutor, most: int
     ) -> None:
         self.table, self.model, self.thread = RunTable(model, batch), model, thread
+        most = most if len(batch) == 1 else min(most, FEWER)
         _, params, _, memory = batch[0].at
         size = sum(leaf[0].nbytes for leaf in jax.tree.leaves((params, memory)))
         self.most: int = max(1, min(most, STACK_BYTES // (count_seats(len(batch)) * size)))
@@ -295,7 +295,7 @@ class AheadEngine:
 
     def _choose_length(self) -> int:
         """Return as many rounds as were guessed right in a row, so that few are wasted."""
-        sure = self.most if self.steady else max(1, min(self.right, UNSURE))
+        sure = self.most if self.steady else max(1, min(self.right, FEWER))
         return max(1, min(self.most, sure, int(SECONDS / max(self.pace, 1e-6))))
 
     def _pack_stretch(
