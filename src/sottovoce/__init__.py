@@ -90,7 +90,8 @@ _HOMES = {
     "simulate_many": "simulation.simulate",
 }
 
-__all__ = list(_HOMES)
+# What `help` and `import *` look at; without torch there is nothing of TorchModel to show.
+__all__ = [name for name in _HOMES if name != "TorchModel" or find_spec("torch") is not None]
 
 
 def __getattr__(name: str) -> Any:

@@ -49,6 +49,14 @@ def test_public_names_are_there_and_documented():
         _ = sottovoce.nonsense
 
 
+def test_the_package_can_be_looked_at_without_optional_packages():
+    """`help`, Tab and `import *` touch every name, also those that need more to be of use."""
+    absent = "sys.modules |= dict.fromkeys(('flwr', 'sklearn', 'torch'))"
+    look = "import inspect; from sottovoce import *; found = dict(inspect.getmembers(sottovoce))"
+    check = "assert {*dir(sottovoce)} <= {*found} and 'TorchModel' not in found"
+    modules_after(f"{absent}; import sottovoce; {look}; {check}")
+
+
 def every_module():
     for info in pkgutil.walk_packages(sottovoce.__path__, "sottovoce."):
         if not info.name.endswith("__main__"):

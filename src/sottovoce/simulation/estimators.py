@@ -26,7 +26,8 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 except ModuleNotFoundError:  # an optional extra
-    BaseEstimator = ClassifierMixin = RegressorMixin = object
+    # Three classes, because a class cannot have one base twice.
+    BaseEstimator, ClassifierMixin, RegressorMixin = (type("Absent", (), {}) for _ in range(3))
 
 
 class _PrivateFederatedModel:
@@ -48,7 +49,7 @@ class _PrivateFederatedModel:
         settings: tuple[str, ...] = (),
         random_state: Any = None,
     ) -> None:
-        if BaseEstimator is object:
+        if BaseEstimator.__name__ == "Absent":
             raise ImportError("this needs scikit-learn; run: pip install 'sottovoce[sklearn]'")
         self.epsilon, self.delta, self.clients, self.rounds = epsilon, delta, clients, rounds
         self.model, self.learning_rate, self.clip = model, learning_rate, clip
