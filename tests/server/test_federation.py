@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from importlib import resources
+from importlib import import_module, resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,51 @@ def test_own_scores_that_are_not_of_the_classes_give_the_metrics_of_answers(
     assert found["headline"]["text"].startswith("no better than always saying")
 
 
+def _centre(x: Any) -> Any:
+    return x - x.mean(0)
+
+
+def _normalise(x: Any) -> Any:
+    return _centre(x) / ((_centre(x) ** 2).mean(0) + 1e-5) ** 0.5
+
+
+@pytest.mark.parametrize("mix", [_centre, _normalise, lambda x: x + x[:1]])
+@pytest.mark.parametrize("kind", ["jax", "torch"])
+def test_own_models_whose_rows_influence_each_other_are_refused(kind: str, mix: Any) -> None:
+    """Training computes every sample alone: such a model would learn nothing, without a word."""
+    model: Any = custom(
+        init=lambda key: jnp.zeros((64, 10)),  # hides it in the first model
+        apply=lambda w, x: mix(x) @ w,
+        loss=lambda scores, y: scores[:, 0],
+    )
+    if kind == "torch":
+        nn = pytest.importorskip("torch").nn
+        model = nn.Linear(64, 10)
+        model.register_forward_pre_hook(lambda module, given: mix(given[0]))
+        nn.init.zeros_(model.weight)
+    with pytest.raises(InputError, match="scores of a row must depend on this row alone"):
+        build(Plan(model={"name": "custom"}), seed=1, model=model)
+
+
+@pytest.mark.parametrize(("scores", "classes"), [(5, 2), (2, 3), (1, 3)])
+def test_an_own_model_has_a_score_for_each_class(scores: int, classes: int) -> None:
+    """Or a function that decides: else its probabilities would be missed after training."""
+    x, y = np.zeros((40, 2), np.float32), np.arange(40) % classes
+    functions = {
+        "init": lambda key: jnp.zeros((2, scores)),
+        "apply": lambda w, x: x @ w,
+        "loss": lambda scores, y: scores[:, 0],
+    }
+    models: list[Any] = [custom(**functions)]
+    if find_spec("torch") is not None:
+        models.append(import_module("torch").nn.Linear(2, scores))
+    plan = Plan(data={"clients": 2}, model={"name": "custom"}, rounds={"rounds": 1})
+    for model in models:
+        with pytest.raises(InputError, match=f"{classes} a row, one for each class"):
+            simulate(plan, data=(x, y), model=model, seed=1)
+    simulate(plan, data=(x, y), model=custom(**functions, predict=lambda s: s[:, 0] > 0), seed=1)
+
+
 @pytest.mark.parametrize("metric", metrics.CLASS_METRICS)
 @pytest.mark.parametrize("classes", [2, 4])
 def test_what_steers_is_what_is_missing_of_the_metric(metric: str, classes: int) -> None:
@@ -250,7 +296,12 @@ def test_a_metric_that_cannot_be_had_is_refused_before_training() -> None:
     plan = Plan(metric="auroc", data={"clients": 2}, model={"name": "softmax"})
     with pytest.raises(InputError, match="all validation rows are of one class"):
         simulate(plan, data=(x, y), **public, seed=1)
-    strange = custom(lambda key: jnp.zeros(64), lambda w, x: x @ w, lambda scores, y: scores)
+    strange = custom(
+        init=lambda key: jnp.zeros(64),
+        apply=lambda w, x: x @ w,
+        loss=lambda scores, y: scores,
+        predict=lambda scores: scores > 0,
+    )
     with pytest.raises(InputError, match="metric must be absent for a model without 10 scores"):
         simulate(Plan(metric="auroc"), model=strange, seed=1)
     assert "metric" not in Plan().to_dict()

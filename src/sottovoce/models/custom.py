@@ -82,9 +82,10 @@ def custom(
 ) -> Custom:
     """Return your own model, made of three JAX functions.
 
-    `init(key)` gives any tree of floating-point arrays, `apply(params, x)` the scores of a batch
-    of rows, `loss(scores, y)` one loss per row. `predict(scores)` is the class of each row; without
-    it the largest score wins, or the sign where there is one score a row.
+    `init(key)` gives any tree of floating-point arrays, `apply(params, x)` the scores of rows x,
+    (n, features): in training of one row alone, so that a row's scores must not depend on others.
+    `loss(scores, y)` gives one loss per row, `predict(scores)` the class of each row; without it
+    the largest score wins, or the sign where there is one score a row.
 
     >>> import jax.numpy as jnp
     >>> line = custom(
@@ -121,6 +122,69 @@ sottovoce.custom or TorchModel, or name a model in the plan
     remedy = "make it with sottovoce.custom or TorchModel, or name a model in the plan"
     shown = found if shown is None else shown
     raise InputError.of(key, shown, "a model or a torch module", remedy)
+
+
+def require_fitting(model: Model, features: int, classes: int, is_number: bool) -> None:
+    """Refuse a model of one's own whose scores do not fit, or depend on more than their own row.
+
+    Rows and parameters are made up: zeros, which many models begin with, would hide it.
+    """
+    if isinstance(model, Custom):
+        _require_shapes(model, features, is_number)
+    elif isinstance(model, JaxModel):
+        return
+    else:
+        label = np.float64 if is_number else np.int64
+        base.require_rows(model, model.draw_parameters(0), 1, features, label)
+    draw, shapes = np.random.default_rng(0).standard_normal, model.shapes()
+    drawn: dict[str, Any] = {
+        name: np.float32(draw(form) / max((1, *form)) ** 0.5) for name, form in shapes.items()
+    }
+
+    def score(x: NDArray[Any]) -> Any:
+        if not isinstance(model, JaxModel):
+            return model.scores(drawn, x)
+        # Not its `scores`, which take one row at a time.
+        found = model.apply(model.unflatten(drawn), jnp.asarray(x))
+        return base.arrange_scores(np.asarray(found))
+
+    rows = np.outer([0, 1, 1], np.ones(features, np.float32))
+    rows[2, ::2] = 0
+    scores, *others = (score(rows[pair]) for pair in ([0, 1], [0, 2], [2, 1]))
+    if is_number:
+        base.take_numbers(scores)
+    if scores is None:
+        return
+    rounding = 1e-3 * np.abs(np.nan_to_num(scores)).max()
+    for k, other in enumerate(others):
+        if not np.allclose(scores[k], other[k], rtol=0, atol=rounding, equal_nan=True):
+            raise InputError(
+                "the scores of a row must depend on this row alone, and those of your own model "
+                "change with the row beside it; training computes every sample alone: normalise "
+                "over the features of a row (LayerNorm, GroupNorm), not over rows"
+            )
+    if not is_number and getattr(model, "decide", decide) is decide and scores.shape[1] != classes:
+        bound = f"{classes} a row, one for each class"
+        remedy = "let the model end in as many (one score s a row counts as two, 0 and s)"
+        raise InputError.of("the scores of your own model", scores.shape[1], bound, remedy)
+
+
+def _require_shapes(model: Custom, features: int, is_number: bool) -> None:
+    x, y = jnp.zeros((2, features)), jnp.zeros(2, "float32" if is_number else "int32")
+    try:
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        jax.eval_shape(model.loss, params, x, y)
+        found = jax.eval_shape(model.predict, params, x).shape
+    except SottovoceError:
+        raise
+    except Exception as error:  # its code may raise anything
+        raise InputError(
+            f"your own model does not fit rows of {features} numbers, scores and labels; correct "
+            f"it ({explain_error(error)})"
+        ) from None
+    if found != (2,):
+        bound, remedy = "one number for each of 2 rows, shape (2,)", "correct apply or predict"
+        raise InputError.of("predict of your own model", found, bound, remedy)
 
 
 def find_object(where: str, key: str = "model.own") -> Any:

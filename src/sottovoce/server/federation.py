@@ -29,7 +29,7 @@ from sottovoce.data.federated import (
     load_holdings,
     summarise_fairness,
 )
-from sottovoce.errors import InputError, SottovoceError
+from sottovoce.errors import InputError
 from sottovoce.models import metrics
 from sottovoce.models.base import (
     JaxModel,
@@ -37,12 +37,11 @@ from sottovoce.models.base import (
     Params,
     arrange_scores,
     find_model,
-    require_rows,
     take_numbers,
 )
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import answer_models, find_shortfall, gradient_norms
-from sottovoce.models.custom import Custom, adopt_model, explain_error, load_own_model
+from sottovoce.models.custom import adopt_model, load_own_model, require_fitting
 from sottovoce.models.network import Network
 from sottovoce.models.person import PersonModel
 from sottovoce.plan import Plan
@@ -466,7 +465,7 @@ def build(
         raise InputError.of("noise", "secure", bound, remedy)
     _check_class_weights(plan, held)
     model = _build_model(plan, held) if model is None else adopt_model(model)
-    _require_fitting(model, math.prod(held.inputs), is_number=held.target is not None)
+    require_fitting(model, math.prod(held.inputs), held.classes, held.target is not None)
     if plan.rows_per_person and isinstance(model, JaxModel):
         is_number = held.target is not None
         model = PersonModel(model, plan.rows_per_person, math.prod(held.inputs), is_number)
@@ -570,6 +569,7 @@ def build_from_members(
             "model.loss", plan.model.loss, f"that of the public rows, which hold {said}", "mend it"
         )
     model = _build_model(plan, held) if model is None else adopt_model(model)
+    require_fitting(model, math.prod(held.inputs), held.classes, held.target is not None)
     samples = np.array([member.samples for member in members], dtype=np.int64)
     capacity = np.array([np.nan if a is None else a.capacity for a in known])
     plan = plan if is_begun else _settle_schedule(plan, held, model, capacity)
@@ -618,30 +618,6 @@ def _make_terms(plan: Plan, recipe: Recipe) -> Terms:
         honest=plan.privacy.honest or 1,
         corrupt=plan.privacy.corrupt or 0,
     )
-
-
-def _require_fitting(model: Model, features: int, *, is_number: bool) -> None:
-    """Refuse own functions that do not fit rows of so many numbers; only shapes are computed."""
-    if not isinstance(model, JaxModel):
-        label = np.float64 if is_number else np.int64
-        require_rows(model, model.draw_parameters(0), 1, features, label)
-    if not isinstance(model, Custom):
-        return
-    x, y = jnp.zeros((2, features)), jnp.zeros(2, "float32" if is_number else "int32")
-    try:
-        params = jax.eval_shape(model.init, jax.random.key(0))
-        jax.eval_shape(model.loss, params, x, y)
-        found = jax.eval_shape(model.predict, params, x).shape
-    except SottovoceError:
-        raise
-    except Exception as error:  # its code may raise anything
-        raise InputError(
-            f"your own model does not fit rows of {features} numbers, scores and labels; correct "
-            f"it ({explain_error(error)})"
-        ) from None
-    if found != (2,):
-        bound, remedy = "one number for each of 2 rows, shape (2,)", "correct apply or predict"
-        raise InputError.of("predict of your own model", found, bound, remedy)
 
 
 def _build_model(plan: Plan, held: Holdings) -> Model:
