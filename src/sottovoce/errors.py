@@ -49,6 +49,13 @@ class PlanError(InputError):
     """A key or a value of a plan."""
 
     @classmethod
+    def of(cls, name: str, value: object, bound: str, remedy: str) -> Self:
+        """Make the error of a bad value, or of a key that is missing."""
+        if value is None:
+            return cls(f"{name} is missing; it must be {bound}; {remedy}")
+        return super().of(name, value, bound, remedy)
+
+    @classmethod
     def no_effect(cls, key: str, where: str, remedy: str = "remove it") -> Self:
         """Make the error of a key that changes nothing beside the other ones."""
         return cls(f"{key} has no effect {where}; {remedy}")

@@ -398,7 +398,7 @@ def test_every_kind_is_known(kind: str) -> None:
     [
         ({"samples": 10}, "data.samples must be at most 90 rows for all 10 clients together"),
         ({"samples": [9] * 9 + [10]}, "these are 91: lower data.samples"),
-        ({"samples": None, "clients": 91}, "data.clients must be at most 90 for the 100 rows"),
+        ({"samples": None, "clients": 91}, "must leave 91 rows or more for data.clients = 91"),
         ({"validation": 200}, "data.samples must be at most 0 rows"),
     ],
 )

@@ -233,8 +233,8 @@ def test_a_node_file_from_the_plan_names_the_texts(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model.features": None}, "model.features must be wordllama, got None"),
-        ({"data.text": None}, "data.text must be the column of texts"),
+        ({"model.features": None}, "model.features is missing; it must be wordllama"),
+        ({"data.text": None}, "data.text is missing; it must be the column of texts"),
         ({"data.text": "age"}, "data.text = 'age' is a feature in data.columns too"),
         ({"data.text": "topic"}, "data.text = 'topic' is data.label too"),
         ({"data.text": ""}, "data.text must be the name of a column"),

@@ -40,7 +40,7 @@ MALFORMED = [
     ("[privacy]\nview = 'model'", "privacy.view must be upload or sum"),
     ("[privacy]\nhonest = 6", "privacy.honest has no effect with privacy.view = upload"),
     ("[privacy]\ncorrupt = 10", "privacy.corrupt must be below data.clients = 10, got 10"),
-    ("[privacy]\nview = 'sum'", "privacy.honest must be a whole number ≥ 2"),
+    ("[privacy]\nview = 'sum'", "privacy.honest is missing; it must be a whole number ≥ 2"),
     ("[privacy]\nview = 'sum'\nhonest = 1", "privacy.honest must be a whole number ≥ 2"),
     (SUM.replace("6", "6.5"), "privacy.honest"),
     (SUM.replace("2", "-1"), "privacy.corrupt"),
@@ -93,7 +93,10 @@ MALFORMED = [
     ("data.name.x = 1", "data.name must be digits, mnist, cifar10, acs, adult, ipums or arrays"),
     ("schema_version = 1", "did you mean schema?"),
     # class weights
-    ("[model]\nclass_weights = 'balanced'", "data.prevalence must be the share of each class"),
+    (
+        "[model]\nclass_weights = 'balanced'",
+        "data.prevalence is missing; it must be the share of each class",
+    ),
     ("[model]\nclass_weights = 'equal'", "must be balanced or a list of numbers, got 'equal'"),
     ("[model]\nclass_weights = [1, 0]", "class_weights[1] must be a number from 1e-06 to 1000000"),
     ("[model]\nclass_weights = [1]", "model.class_weights must be two or more numbers, got [1.0]"),
@@ -245,9 +248,12 @@ MALFORMED = [
     ("[rounds]\nbeta = 1", "rounds.beta must be between 0 and 1, got 1.0"),
     ("[rounds]\nbeta = 0", "rounds.beta must be between 0 and 1"),
     ("[rounds]\nzeta = inf", "rounds.zeta must be"),
-    ("[rounds]\nwindow = 0", "rounds.window must be"),
     ("[rounds]\nschedule = 'decaying'\nslope = 1", "rounds.slope must be at least 0 and below 1"),
     ("[rounds]\nper_round = 0", "rounds.per_round must be"),
+    ("[privacy]\nview = 'sum'", "privacy.honest is missing; it must be a whole number ≥ 2"),
+    ("[privacy]\nview = 'sum'\nhonest = 1", "a whole number ≥ 2 with privacy.view = sum, got 1"),
+    ("[privacy]\nepsilon = 3\nepsilon = 4", "epsilon has a value already (at line 3, the end)"),
+    ("[local]\nbatch_size = 32", "local.batch_size; all rows of a client are one batch"),
     # keys without effect
     ("[rounds]\nschedule = 'fixed'\nbeta = 0.8", "rounds.beta has no effect with rounds.schedule"),
     ("[rounds]\nschedule = 'fixed'\nbeta = 0.8", "remove it or choose discounted"),
@@ -353,6 +359,8 @@ def test_there_are_enough_malformed_plans() -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "there is no such file" in refusal_of(tmp_path / "none.toml", ())
+    (tmp_path / "plan.toml").write_text("[data]")
+    assert "no such file; did you mean 'plan.toml'?" in refusal_of(tmp_path / "plam.toml", ())
     assert "it is a folder" in refusal_of(tmp_path, ())
     assert "no path" in refusal_of("a\0b", ())
     assert "cannot be read" in refusal_of("x" * 5000, ())
@@ -401,8 +409,10 @@ def test_the_template_explains_every_key_and_loads_to_the_embedded_plan() -> Non
 def test_plans_cannot_be_changed() -> None:
     plan = Plan()
     for holder, key in ((plan, "noise"), (plan.data, "clients"), (plan.privacy, "epsilon")):
-        with pytest.raises(ValueError, match="frozen"):
+        with pytest.raises(PlanError, match=rf"{key} cannot be set.* frozen; .*plan\.replace\("):
             setattr(holder, key, 3)
+        with pytest.raises(PlanError, match="frozen"):
+            delattr(holder, key)
     assert hash(plan) == hash(Plan())
     assert Plan(privacy={"epsilon": [8.0] * 10}) in {Plan(privacy={"epsilon": (8.0,) * 10})}
 
@@ -414,6 +424,10 @@ def test_plans_from_python() -> None:
     assert plan.model.hidden is None
     assert Data(clients=np.int64(7), samples=np.array([3] * 7)).samples == (3,) * 7
     assert Data(clients=5.0).clients == 5
+    given = {"data": {"clients": 4}, "noise": "simulated"}
+    assert Plan(given) == Plan(**given) == Plan({"data": {"clients": 4}}, noise="simulated")
+    with pytest.raises(PlanError, match=r"a dictionary of its keys, got 'a.toml'; .*Plan\.load"):
+        Plan("a.toml")
     with pytest.raises(PlanError, match=r"^data\.clients must be"):
         Data(clients=0)
     with pytest.raises(PlanError, match=r"^unknown key model\.hiden; did you mean model\.hidden"):

@@ -346,9 +346,8 @@ def size_clients(
     if samples is None:
         if spare < clients * at_least:
             raise InputError(
-                f"data.clients must be at most {spare // at_least} for the {rows} rows less "
-                f"{set_aside} for validation and test, got {clients!r:.60}; lower it, or "
-                "data.validation or data.test"
+                f"data.validation and data.test must leave {clients * at_least} rows or more for "
+                f"data.clients = {clients}, got {spare} of {rows}; lower one of the three"
             )
         return np.full(clients, spare // clients)
     listed = [samples] if isinstance(samples, int) else list(samples)

@@ -386,12 +386,10 @@ def _read_first_bytes(path: Path, key: str) -> bytes:
     try:
         with path.open("rb") as file:
             head = file.read(LONGEST_HEADER)
-    except FileNotFoundError:
-        why = "there is no such file"
-    except IsADirectoryError:
-        why = "it is a folder, name the file in it"
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        why = getattr(error, "strerror", None) or "that is no path"
+        from sottovoce.plan.base import explain_unreadable
+
+        why = explain_unreadable(path, error)
     else:
         if head:
             return head

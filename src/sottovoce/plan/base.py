@@ -15,10 +15,11 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NoReturn, TypeAlias
 
 import numpy as np
 from pydantic import (
@@ -34,6 +35,12 @@ from pydantic import (
 from sottovoce.errors import InputError, PlanError
 from sottovoce.privacy.budget import Budget
 
+#: What other frameworks call settings, and why a plan has no such keys.
+ELSEWHERE = {
+    "batch_size": "all rows of a client are one batch, remove it",
+    "epochs": "a round takes local.steps steps over all rows of a client, remove it",
+    "seed": "it is no part of a plan, write --seed or simulate(plan, seed=…)",
+}
 Keys = Mapping[str, Sequence[str]]  # section → its keys; "" is the top of the plan
 Schema = Mapping[str, Any]
 
@@ -64,6 +71,8 @@ def make_unknown_key_error(section: str, key: str, keys: Keys) -> PlanError:
     unknown key epsilon; epsilon belongs to [privacy]
     """
     head = f"unknown key {format_name(section, key)}"
+    if key in ELSEWHERE:
+        return PlanError(f"{head}; {ELSEWHERE[key]}")
     homes = [home for home in keys if key in keys[home] and home != section]
     if homes:
         where = " or ".join(f"[{home}]" if home else "the top of the plan" for home in homes)
@@ -158,15 +167,24 @@ def read_text(path: str | Path, what: str) -> str:
     try:
         # A byte order mark at the start (Windows) does not belong to the text.
         return Path(path).read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        why = "there is no such file"
-    except IsADirectoryError:
-        why = "it is a folder, name the file in it"
     except UnicodeDecodeError as error:
         why = f"it is not UTF-8 text (byte {error.start}), save it as UTF-8"
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        why = getattr(error, "strerror", None) or "that is no path"
+        why = explain_unreadable(path, error)
     raise PlanError(f"{what} {_quote_value(path)} cannot be read: {why}")
+
+
+def explain_unreadable(path: str | Path, error: Exception) -> str:
+    """Return why a file cannot be read; of one that is absent, the nearest name beside it."""
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder, name the file in it"
+    if not isinstance(error, FileNotFoundError):
+        return getattr(error, "strerror", None) or "that is no path"
+    with suppress(OSError):
+        names = [entry.name for entry in Path(path).parent.iterdir()]
+        if near := difflib.get_close_matches(Path(path).name, names, 1):
+            return f"there is no such file; did you mean {near[0][:60]!a}?"
+    return "there is no such file"
 
 
 def parse_toml(text: str, source: str = "the plan") -> dict[str, Any]:
@@ -186,6 +204,9 @@ def parse_toml(text: str, source: str = "the plan") -> dict[str, Any]:
         if not isinstance(error, tomllib.TOMLDecodeError):
             why = "it has a number or a date that is too large to be one"
         why = re.sub(r"\s+", " ", why)
+        if at := re.fullmatch(r"Cannot overwrite a value (\(at line (\d+).*)", why):
+            key, sign, _ = text.splitlines()[int(at[2]) - 1].partition("=")
+            why = f"{_quote_odd(key.strip())} has a value already {at[1]}" if sign else why
         # The message ends with the line and column, so a long one is cut in its middle.
         why = why if len(why) <= 160 else f"{why[:100]}...{why[-50:]}"
         raise PlanError(f"{source} is not valid TOML: {why}") from None
@@ -365,6 +386,14 @@ class Section(BaseModel):
             raise make_error(
                 problems, self.title(), _make_schema(type(self)), _list_keys()
             ) from None
+
+    def __setattr__(self, key: str, value: object = None) -> NoReturn:
+        raise PlanError(
+            f"{format_name(self.title(), key)} cannot be set, because a plan is frozen; make "
+            'another plan, as plan.replace("privacy.epsilon=3")'
+        )
+
+    __delattr__ = __setattr__
 
     @classmethod
     def title(cls) -> str:

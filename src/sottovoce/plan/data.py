@@ -430,8 +430,10 @@ class Data(Section):
             if near := difflib.get_close_matches(label.casefold(), folded, 1, 0.8):
                 told = f"data.columns lacks the label {label[:60]!a}"
                 raise PlanError(f"{told}; did you mean {folded[near[0]][:60]!a}?")
+            names = ", ".join(f"{name[:30]!a}" for name in [*columns][:8])
+            told = f"name one of {names} in data.label, or list" if names else "list"
             raise PlanError(
-                f"data.columns lacks the label {label[:60]!a}; list its categories there, which "
+                f"data.columns lacks the label {label[:60]!a}; {told} its categories there, which "
                 "are public (of a number to predict its [low, high], with model.loss), or choose "
                 "data.infer = true"
             )

@@ -83,9 +83,15 @@ class Plan(Section):
     rounds: Rounds = Field(default_factory=lambda: Rounds())
     server: Server = Field(default_factory=lambda: Server())
 
-    def __init__(self, /, **values: Any) -> None:
-        """Sections are given as objects (`Data(...)`) or as mappings, by their names in TOML."""
-        super().__init__(**values)
+    def __init__(self, given: Any = None, /, **values: Any) -> None:
+        """Sections are given as objects (`Data(...)`) or as mappings, by their names in TOML.
+
+        All of them may be given as one mapping.
+        """
+        if not isinstance(given, Mapping | None):
+            remedy = "a file is read by Plan.load"
+            raise PlanError.of("a plan", given, "a dictionary of its keys", remedy)
+        super().__init__(**{**(given or {}), **values})
 
     @classmethod
     def title(cls) -> str:
@@ -402,7 +408,7 @@ class Plan(Section):
         if isinstance(given, str | Path):
             return cls.load(given, overrides)
         if given is None or isinstance(given, Mapping):
-            given = cls(**(given or {}))
+            given = cls(given)
         if not isinstance(given, cls):
             bound = "a Plan, the path of a TOML file, or a dictionary"
             raise PlanError.of("plan", type(given).__name__, bound, "make one with sottovoce.Plan")
