@@ -372,12 +372,47 @@ def test_other_separators_are_read(tmp_path, separator):
     assert check_table(plain).columns == check_table(other).columns
 
 
+def test_dates_other_categories_and_lists_of_budgets_are_named(tmp_path):
+    """To the holder of the rows: what there is to correct, and nothing about cells of a date."""
+    rows = [
+        {"site": "ab"[i % 2], "born": f"2023-01-{1 + i % 28:02d}", "kind": kind, "ill": "01"[i < 2]}
+        for i, kind in enumerate(["x"] * 50 + ["pro"] * 40 + ["max"] * 30 + ["min"] * 20 + ["z"])
+    ]
+    write_csv(tmp_path / "people.csv", rows)
+    columns = {"born": [2023, 2025], "kind": ["x", "y"], "ill": ["0", "1"]}
+    data = {"path": str(tmp_path / "people.csv"), "label": "ill", "client": "site"}
+    plan = Plan(data=data | {"columns": columns}, privacy={"epsilon": [1, 2, 3]})
+    found = "\n".join(check_plan(plan).format_lines())
+    assert "in row 1; it is a date: make a number of it" in found
+    assert "of [2023, 2025]" not in found
+    assert "the most frequent others: 'pro', 'max', 'min'\n" in found
+    assert "error: privacy.epsilon is a list of 3 and data.clients is 2; give one" in found
+    assert "model.class_weights" in found
+    with pytest.raises(DataError, match="which is no number; it is a date"):
+        simulate(plan.replace(**{"privacy.epsilon": 8}), seed=1)
+    persons = data | {"columns": {"kind": ["x", "y"], "ill": ["0", "1"]}, "person": "born"}
+    said = check_plan(Plan(data=persons, local={"unit": "person"})).format_lines()
+    assert any("balanced accuracy" in line for line in said)
+    assert not any("class_weights" in line for line in said)  # which persons cannot have
+
+
+def test_a_draft_names_all_columns_and_numbers_with_other_cells(tmp_path):
+    names = [f"measure_{i:02d}" for i in range(15)]
+    cells = [["NA" if i % 10 == 0 else f"{i * 1.37:.2f}" for i in range(200)] for _ in names]
+    lines = [",".join(names), *map(",".join, zip(*cells, strict=True))]
+    (tmp_path / "people.csv").write_text("\n".join(lines) + "\n")
+    text = tables.draft_plan(tmp_path / "people.csv", tmp_path / "plan.toml")
+    assert set(names) <= set(re.findall(r"measure_\d\d", text.partition("[data.columns]")[0]))
+    assert "# measure_00 is left out: it has mostly numbers; empty the cells that are none" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
 def test_a_decimal_comma_is_named(tmp_path):
     rows = make_rows()
     rows[4]["bmi"] = "23,5"
     source = Source(write_csv(tmp_path / "a.csv", rows, ";"), "ill", columns=SPECS)
     report = check_table(source)
-    assert any("the first is '23,5' in row 5; correct them (3.5" in text for text in report.errors)
+    assert any("the first is '23,5' in row 5; correct it (3.5" in text for text in report.errors)
     with pytest.raises(DataError, match=r"'23,5' in row 5.*3\.5 and not 3,5"):
         tables.read_table(source)
 

@@ -133,6 +133,11 @@ def check_plan(plan: Plan) -> Report:
         source = Source(**data.table(), target=plan.regression)
         is_split = not isinstance(data.test, str)
         report = check_table(source, plan.rows_per_person, is_split=is_split)
+        clients = len(report.clients) if data.client else data.clients
+        for key, values in (("epsilon", plan.privacy.epsilon), ("delta", plan.privacy.delta)):
+            if isinstance(values, tuple) and len(values) != clients and report.rows:
+                text = f"privacy.{key} is a list of {len(values)} and data.clients is {clients}; "
+                report.fail(text + "give one number for all, or one for each client")
         return _judge_test_rows(report, data.test)
     from sottovoce.data.federated import read_array_file
 
@@ -140,7 +145,8 @@ def check_plan(plan: Plan) -> Report:
     owner, target = arrays.get("client"), plan.regression
     listed = data.columns[str(data.label)] if data.columns and target is None else ()
     classes = tuple(map(str, listed))
-    report = check_arrays(Path(data.path).name, arrays["x"], arrays["y"], owner, target, classes)
+    given = arrays["x"], arrays["y"], owner, target, classes
+    report = check_arrays(Path(data.path).name, *given, has_weights=not plan.rows_per_person)
     for key, file in (("data.validation", data.validation), ("data.test", data.test)):
         if isinstance(file, str):
             other = read_array_file(file, str(data.label), key=key)
@@ -242,6 +248,7 @@ class _TableReader:
         self.values: dict[str, set[str]] = defaultdict(set)  # a few texts of each column
         self.ranges: dict[str, tuple[float, float]] = {}  # of numbers
         self.bins: dict[str, NDArray[Any]] = defaultdict(lambda: np.zeros(BINS, np.int64))
+        self.others: Counts = defaultdict(Counter)  # by column, frequent texts of no category
         self.first: dict[str, tuple[int, str]] = {}  # the row and cell of a kind and column
         self.hashes: dict[str, list[NDArray[np.uint64]]] = defaultdict(list)
         self.persons: dict[str, list[NDArray[np.uint64]]] = defaultdict(list)  # at any client
@@ -268,6 +275,9 @@ class _TableReader:
             cells = batch[column]
             for kind, mask in _mark_cells(cells, spec).items():
                 flags[f"{kind}:{column}"] = mask
+                if kind == "unknown":
+                    others = tables.as_text(cells).filter(mask).value_counts(sort=True).head(SHOWN)
+                    self.others[column] += Counter(dict(others.iter_rows()))
                 if mask.any():
                     row = int(mask.arg_max() or 0)
                     found = report.rows + row + 1, str(cells[row])[:40]
@@ -328,7 +338,7 @@ class _TableReader:
     def judge_rows(self, wide: int, rows_per_person: int, is_split: bool) -> None:
         """Add what the counts say of classes, copies and persons."""
         report = self.report
-        _judge_labels(report)
+        _judge_labels(report, has_weights=not rows_per_person)
         rows = np.concatenate(self.hashes.pop(""))
         if wide >= LEAST_WIDE:
             _judge_repeats(report, len(rows) - len(np.unique(rows)))
@@ -369,8 +379,8 @@ class _TableReader:
         if count := sum(kinds["unreadable"].values()):
             row, cell = self.first[f"unreadable:{column}"]
             report.fail(
-                f"cells that are no number: {count:,}, the first is {cell!a} in row {row}; correct "
-                "them (3.5 and not 3,5), empty them, or list the column's categories",
+                f"cells that are no number: {count:,}, the first is {cell!a} in row {row}; "
+                + tables.suggest_number(cell),
                 column,
             )
         self._judge_values(column, spec)
@@ -398,7 +408,8 @@ class _TableReader:
             return
         self._warn_of(column, kind, shown)
         bins = self.bins[column].cumsum()
-        if not is_bounds(spec) or column in self.layout.inferred or len(self.values[column]) <= 1:
+        is_judged = is_bounds(spec) and column not in self.layout.inferred and bins[-1] > 0
+        if not is_judged or len(self.values[column]) <= 1:
             return
         # A few numbers, as 0 and 1, are judged by all of them: 1 may be rare.
         tail = 0.01 if len(self.values[column]) > SHOWN else 0.0
@@ -426,7 +437,10 @@ class _TableReader:
         share = sum(counts.values()) / self.report.rows
         middle, remedy = "none of the categories", ""
         if kind == "unknown":
-            remedy = self._suggest_case(column, self.report.specs[column])
+            # For the holder of the rows alone, as all of this report is.
+            frequent = ", ".join(f"{text[:30]!a}" for text, _ in self.others[column].most_common(3))
+            remedy = f"; the most frequent others: {frequent}"
+            remedy += self._suggest_case(column, self.report.specs[column])
         if shown.startswith("["):
             middle = f"the middle of {shown}"
             remedy = (
@@ -500,15 +514,16 @@ def _judge_absent_classes(report: Report, classes: Sequence[str]) -> None:
         report.warn(f"clients without rows of a class: {_shorten(lacking)}")
 
 
-def _judge_labels(report: Report) -> None:
+def _judge_labels(report: Report, *, has_weights: bool) -> None:
     total: Counter[str] = sum(report.labels.values(), Counter())
     name, count = min(total.items(), key=lambda pair: pair[1], default=("", 0))
     if 2 <= len(total) <= SHOWN and count < RARE * report.rows:
         share = count / report.rows
         report.warn(
             f"the class {name} has {share:.1%} of the rows: a model that never names it can be "
-            f"right in {1 - share:.1%}; judge by AUROC or balanced accuracy, "
-            "and see model.class_weights, with which a rare class counts for more"
+            f"right in {1 - share:.1%}; judge by AUROC or balanced accuracy"
+            + ", and see model.class_weights, with which a rare class counts for more"
+            * has_weights
         )
     folded: dict[str, list[str]] = defaultdict(list)
     for text in sorted(total):
@@ -539,6 +554,8 @@ def check_arrays(
     owner: NDArray[Any] | None = None,
     target: Regression | None = None,
     classes: Sequence[str] = (),
+    *,
+    has_weights: bool = True,
 ) -> Report:
     """Check arrays x[n, …] and y[n], with the client of each row and declared classes, if any."""
     report = Report(file, rows=len(y))
@@ -571,7 +588,7 @@ def check_arrays(
     if constant > TOUCHED * rows.shape[1]:
         report.warn(f"{constant:,} of {rows.shape[1]:,} columns are constant", "x")
     _judge_absent_classes(report, classes)
-    _judge_labels(report)
+    _judge_labels(report, has_weights=has_weights)
     if rows.shape[1] >= LEAST_WIDE:
         _judge_repeats(report, len(rows) - len({hash(row.tobytes()) for row in rows}))
     return report

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -145,13 +146,14 @@ def _take_fraction(
 
 
 Missing: TypeAlias = Literal["middle", "flag"]  # what becomes of a number that is missing
-Kind: TypeAlias = Literal["number", "code", "text", "id", "date", "prose", "levels"]
+Kind: TypeAlias = Literal["number", "code", "text", "id", "date", "prose", "levels", "mixed"]
 
 #: Why the draft of a plan leaves a column out, by its kind.
 LEFT_OUT: dict[str, str] = {
     "id": "it looks like an id (if it names clients or persons, write client or person above)",
     "date": "dates are no categories; make a number of it, such as a year or days since an event",
     "prose": 'it looks like free text; text = "{}" above and features = "wordllama" below use it',
+    "mixed": "it has mostly numbers; empty the cells that are none, such as NA, and draft again",
     "levels": "it has very many different texts; group them into a few categories first",
 }
 MOST_LEVELS = 50  # different texts among the first rows, above which a column is no category
@@ -260,6 +262,8 @@ def _guess_kind(column: str, cells: pl.Series) -> Kind:
         return "id" if _are_running(numbers) else "number"
     if texts.str.contains(_DATE).mean() > 0.9:  # type: ignore[operator]  # of booleans
         return "date"
+    if len(as_number(cells).drop_nulls()) > len(texts) / 2:
+        return "mixed"
     if float(np.mean(texts.str.len_chars().to_numpy())) > LONG_TEXT:
         return "prose"
     if different == len(texts) > MOST_NUMBERS:
@@ -713,10 +717,9 @@ def _scale_column(cells: pl.Series, bounds: Any, start: _BatchStart) -> NDArray[
     if bad.any():
         first, row = start.find_row(bad)
         cell = str(cells[first])[:60]
-        hint = " (3.5 and not 3,5)" if "," in cell else ""
         raise DataError(
             f"column {cells.name[:60]!a} of {start.file} has {cell!a} in row {row}, which is no "
-            f"number; correct it{hint}, empty the cell, or list the column's categories"
+            f"number; {suggest_number(cell)}"
         )
     if not high > low:  # inferred from a column that is always the same
         scaled = numbers * 0 + 0.5
@@ -766,6 +769,18 @@ def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDAr
             "remove the row, or list it in data.columns"
         )
     return codes
+
+
+def suggest_number(cell: str) -> str:
+    """Return what to do with a cell that is no number where one is needed.
+
+    >>> suggest_number("2023-01-31")
+    'it is a date: make a number of it, such as a year or days since an event'
+    """
+    if re.match(_DATE, cell):
+        return "it is a date: make a number of it, such as a year or days since an event"
+    comma = " (3.5 and not 3,5)" if "," in cell else ""
+    return f"correct it{comma}, empty the cell, or list the column's categories"
 
 
 def suggest_case(text: str, categories: Iterable[Any]) -> str:
@@ -923,6 +938,6 @@ def draft_plan(table: Path, plan: Path) -> str:
 
 
 def _list_names(names: list[str]) -> str:
-    """Return as many names as fit on one line of a comment."""
+    """Return all names, on as many lines of a comment as they need."""
     text = ", ".join(names) or "(no column)"
-    return text if len(text) <= 70 else text[:67].rpartition(",")[0] + ", …"
+    return textwrap.fill(text, 70, subsequent_indent="#   ", break_long_words=False)
