@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from sottovoce.errors import PlanError
 from sottovoce.plan import Plan
@@ -415,6 +416,14 @@ def test_plans_cannot_be_changed() -> None:
             delattr(holder, key)
     assert hash(plan) == hash(Plan())
     assert Plan(privacy={"epsilon": [8.0] * 10}) in {Plan(privacy={"epsilon": (8.0,) * 10})}
+
+
+def test_tab_offers_what_a_plan_has_and_nothing_of_pydantic() -> None:
+    for holder in (Plan(), Plan().privacy):
+        offered = {name for name in dir(holder) if not name.startswith("_")}
+        assert set(type(holder).model_fields) <= offered
+        assert not offered & set(dir(BaseModel))
+    assert {"replace", "to_toml", "to_dict", "per_round"} <= set(dir(Plan()))
 
 
 def test_plans_from_python() -> None:

@@ -395,6 +395,11 @@ class Section(BaseModel):
 
     __delattr__ = __setattr__
 
+    def __dir__(self) -> list[str]:  # for Tab: keys and verbs of a plan, none of pydantic's
+        return [
+            name for name in super().__dir__() if name[0] == "_" or not hasattr(BaseModel, name)
+        ]
+
     @classmethod
     def title(cls) -> str:
         """Return the name of the table in TOML."""
