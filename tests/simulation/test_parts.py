@@ -16,7 +16,7 @@ from sottovoce.errors import InputError
 from sottovoce.models.svm import Svm
 from sottovoce.plan import Plan
 from sottovoce.runs.record import Record
-from sottovoce.schedules.algorithms import DiscountedRounds, FixedRounds
+from sottovoce.schedules.algorithms import DiscountedRounds, FixedRounds, ForecastRounds
 from sottovoce.schedules.base import CheckedSchedule, Progress, Round
 from sottovoce.schedules.optimizer import Finish, Marks
 from sottovoce.server.federation import OptaxStep, Parts, build
@@ -25,6 +25,16 @@ from sottovoce.simulation.simulate import resume, simulate, simulate_many
 from support import ROOT
 
 SHORT = Plan(rounds={"schedule": "fixed", "rounds": 4})
+
+
+def test_a_forecast_that_cannot_be_made_is_refused_in_one_sentence():
+    """A plan's would become discounted; a schedule that was given is not exchanged."""
+    few = SHORT.replace(**{"data.validation": 1})
+    with pytest.raises(InputError, match=r"schedule must be .* it needs 40 public rows"):
+        simulate(few, seed=1, schedule=ForecastRounds(20))
+    module = pytest.importorskip("torch").nn.Linear(64, 10)
+    with pytest.raises(InputError, match=r"schedule must be .* only steps of a model in JAX"):
+        simulate(SHORT, seed=1, model=module, schedule=ForecastRounds(20))
 
 
 @dataclass(frozen=True)

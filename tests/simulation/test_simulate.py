@@ -486,6 +486,21 @@ def test_your_arrays_one_per_client_with_a_model_of_your_own(tmp_path):
         load(tmp_path / "run")
 
 
+def test_runs_that_are_done_are_yielded_before_another_fails(monkeypatch):
+    def play(group, runs, *, guess):
+        if 0 not in group:
+            raise RunError("the second batch fails")
+        yield [(0, None, None, None)]
+
+    monkeypatch.setattr(many, "_play_group", play)
+    monkeypatch.setattr(many, "_finish_run", lambda i, *_: (i, "done"))
+    plans = [SHORT, SHORT.replace(**{"data.clients": 5})]
+    runs = simulate_each(plans, seeds=[1], together=True)
+    assert next(runs) == (0, "done")
+    with pytest.raises(RunError, match="the second batch fails"):
+        next(runs)
+
+
 BAD_CALLS = {
     "labels": lambda: simulate(SHORT, data=(np.zeros((20, 2)), np.linspace(0, 1, 20))),
     "lengths": lambda: simulate(SHORT, data=(np.zeros((20, 2)), np.zeros(19, int))),

@@ -475,6 +475,9 @@ def build(
     if parts.optimizer is not None:
         OptaxStep(parts.optimizer).require_fit(model)
     capacity = _compute_capacity(epsilon, delta, plan)
+    why = _explain_no_forecast(plan, held, model, capacity)
+    if why is not None and isinstance(parts.schedule, ForecastRounds):
+        raise InputError.of("schedule", parts.schedule, "one without a forecast here", why)
     if parts.schedule is None:
         plan = _settle_schedule(plan, held, model, capacity)
     elif plan.rounds.schedule == "forecast":  # a schedule from Python stands instead
@@ -498,17 +501,19 @@ def _settle_schedule(plan: Plan, held: Holdings, model: Model, capacity: Floats)
     """Return the plan, with a discounted schedule where its rounds cannot be forecast."""
     if plan.rounds.schedule != "forecast":
         return plan
-    rows = 0 if plan.data.validation == 0 else len(held.validation.y)  # test rows choose nothing
-    if rows < FEWEST_ROWS:
-        why = f"it needs {FEWEST_ROWS} public rows (data.validation), and there are {rows}"
-    elif not isinstance(model.code, JaxModel):
-        why = "only steps of a model in JAX can be compiled for it"
-    elif np.isnan(capacity).all():
-        why = "no client discloses a budget, so that the noise is not known"
-    else:
+    if (why := _explain_no_forecast(plan, held, model, capacity)) is None:
         return plan
     _warn_once(f"rounds.schedule = forecast becomes discounted: {why}")
     return plan.replace(**{"rounds.schedule": "discounted"})
+
+
+def _explain_no_forecast(plan: Plan, held: Holdings, model: Model, capacity: Floats) -> str | None:
+    rows = 0 if plan.data.validation == 0 else len(held.validation.y)  # test rows choose nothing
+    if rows < FEWEST_ROWS:
+        return f"it needs {FEWEST_ROWS} public rows (data.validation), and there are {rows}"
+    if not isinstance(model.code, JaxModel):
+        return "only steps of a model in JAX can be compiled for it"
+    return "no client discloses a budget" if np.isnan(capacity).all() else None
 
 
 @lru_cache(maxsize=64)

@@ -526,6 +526,9 @@ def _play_jobs(
                         over.extend(thread.submit(_finish_run, *run) for run in ended)
                 while over and (over[0].done() or not (together and live)):
                     yield over.popleft().result()
+        except (Exception, KeyboardInterrupt):
+            yield from (task.result() for task in over)  # what is done is not lost
+            raise
         finally:
             thread.shutdown(wait=False, cancel_futures=True)
             if freezes:
