@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sottovoce.data import tables
 from sottovoce.data.files import read_npz, why
 from sottovoce.data.tables import Layout, Scan, Source, Spec, is_bounds, looks_like_id
-from sottovoce.errors import DataError, InputError
+from sottovoce.errors import DataError, InputError, PlanError
 from sottovoce.models.base import Regression
 
 if TYPE_CHECKING:
@@ -133,11 +133,11 @@ def check_plan(plan: Plan) -> Report:
         source = Source(**data.table(), target=plan.regression)
         is_split = not isinstance(data.test, str)
         report = check_table(source, plan.rows_per_person, is_split=is_split)
-        clients = len(report.clients) if data.client else data.clients
-        for key, values in (("epsilon", plan.privacy.epsilon), ("delta", plan.privacy.delta)):
-            if isinstance(values, tuple) and len(values) != clients and report.rows:
-                text = f"privacy.{key} is a list of {len(values)} and data.clients is {clients}; "
-                report.fail(text + "give one number for all, or one for each client")
+        known = {"data.clients": len(report.clients)} if data.client and report.rows else {}
+        try:
+            plan.replace(**known)
+        except PlanError as error:  # such as a list of budgets of another length
+            report.fail(str(error))
         return _judge_test_rows(report, data.test)
     from sottovoce.data.federated import read_array_file
 

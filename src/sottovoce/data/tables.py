@@ -772,11 +772,7 @@ def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDAr
 
 
 def suggest_number(cell: str) -> str:
-    """Return what to do with a cell that is no number where one is needed.
-
-    >>> suggest_number("2023-01-31")
-    'it is a date: make a number of it, such as a year or days since an event'
-    """
+    """Return what to do with a cell that is no number where one is needed."""
     if re.match(_DATE, cell):
         return "it is a date: make a number of it, such as a year or days since an event"
     comma = " (3.5 and not 3,5)" if "," in cell else ""

@@ -35,12 +35,6 @@ from pydantic import (
 from sottovoce.errors import InputError, PlanError
 from sottovoce.privacy.budget import Budget
 
-#: What other frameworks call settings, and why a plan has no such keys.
-ELSEWHERE = {
-    "batch_size": "all rows of a client are one batch, remove it",
-    "epochs": "a round takes local.steps steps over all rows of a client, remove it",
-    "seed": "it is no part of a plan, write --seed or simulate(plan, seed=…)",
-}
 Keys = Mapping[str, Sequence[str]]  # section → its keys; "" is the top of the plan
 Schema = Mapping[str, Any]
 
@@ -71,8 +65,8 @@ def make_unknown_key_error(section: str, key: str, keys: Keys) -> PlanError:
     unknown key epsilon; epsilon belongs to [privacy]
     """
     head = f"unknown key {format_name(section, key)}"
-    if key in ELSEWHERE:
-        return PlanError(f"{head}; {ELSEWHERE[key]}")
+    if key == "batch_size":
+        return PlanError(f"{head}; all rows of a client are one batch, remove it")
     homes = [home for home in keys if key in keys[home] and home != section]
     if homes:
         where = " or ".join(f"[{home}]" if home else "the top of the plan" for home in homes)
