@@ -147,6 +147,15 @@ def test_json_is_one_object_on_stdout_and_progress_on_stderr(tmp_path):
     record = json.loads(done.stdout)
     assert record["result"]["rounds_used"] == 3
     assert done.stderr.count("round ") == 3
+    # What a promise is worth is said before its first round.
+    words = ["--set", "rounds.rounds=1", "--set", "privacy.delta=0.01", "--out", tmp_path / "loose"]
+    command = [*COMMAND, "train", "--json", *map(str, words)]
+    loose = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = loose.stderr.splitlines()
+    (sentence,) = json.loads(loose.stdout)["advice"]
+    first = next(i for i, line in enumerate(lines) if line.startswith("round 1 "))
+    assert lines.count(f"warning: {sentence}") == 1
+    assert lines.index(f"warning: {sentence}") < first
     assert json.loads((tmp_path / "run" / "record.json").read_text()) == record
 
 

@@ -119,7 +119,7 @@ def test_a_model_of_your_own_is_named_absolutely_in_every_node_file(tmp_path, mo
     (tmp_path / "net.py").write_text(
         "import jax.numpy as jnp, sottovoce\n"
         "model = sottovoce.custom(lambda key: {'w': jnp.zeros((64, 10))},\n"
-        "    lambda p, x: x @ p['w'], lambda s, y: -s[y])\n"
+        "    lambda p, x: x @ p['w'], lambda s, y: -s[jnp.arange(len(y)), y])\n"
     )
     (tmp_path / "plan.toml").write_text(
         '[data]\nclients = 2\n[model]\nname = "custom"\nown = "net.py:model"\n'
@@ -464,3 +464,14 @@ def test_a_federation_warns_of_its_rows_as_training_does(tmp_path, monkeypatch, 
     with pytest.raises(ZeroDivisionError):
         federate.federate({"data": data}, out=tmp_path / "run")
     assert "warning: patient_id" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("unit", "delta"), [("record", 0.01), ("client", 0.4)])
+def test_a_federation_advises_before_a_vault_is_made(tmp_path, monkeypatch, caplog, unit, delta):
+    """After the last round the budgets are spent: who reads it then has paid already."""
+    plan = load_plan(None, [f"privacy.delta={delta}", f"local.unit={unit}"], None)
+    monkeypatch.setattr(federate, "make_folder", lambda *about: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        federate.deal(plan, tmp_path / "run")
+    said = [line for line in caplog.messages if line.startswith(f"delta = {delta} should be below")]
+    assert len(said) == 1

@@ -141,6 +141,12 @@ def read_status(client, *options):
     return call("node", "status", client.node, "--folder", "keys", *options)
 
 
+def test_a_new_client_is_warned_of_a_delta_that_promises_nothing(machine):
+    terms = ["--rows", "some.npz", "--classes", 3, "--epsilon", 8, "--delta", "0.5"]
+    code, said, _ = call("node", "init", *machine.typed, *machine.places, *terms)
+    assert (code, "warning: delta = 0.5 should be below 1 / 60 = " in said) == (0, True)
+
+
 def test_rows_that_are_there_already_are_not_taken_for_those_that_were_named(machine):
     (machine.top / "data").mkdir()
     (machine.top / "data" / "rows.npz").write_bytes(b"other rows")

@@ -74,6 +74,18 @@ def test_a_run_is_what_its_uploads_make_of_it(name, tmp_path):
         assert all(entry["signal"] is not None for entry in record["rounds"])
 
 
+def test_a_server_logs_its_advice_before_anybody_is_asked(tmp_path, caplog):
+    """40 records a client and δ = 1/40: whoever reads it after the last round has paid already."""
+    transport = Direct(clients(tmp_path, delta=1 / 40))
+    logged = []
+    transport.on_answer = lambda route, blob, answer: logged.append(caplog.text) or answer
+    done = go(transport, tmp_path / "run")
+    sentence = "delta = 0.025 should be below 1 / 40"
+    assert any(line.startswith(sentence) for line in done.record["advice"])
+    assert sentence in logged[0]
+    assert caplog.text.count(sentence) == 1
+
+
 def test_clients_that_predict_a_number_make_a_run(tmp_path):
     """Of its range alone: a client with another one declines, and one with classes is left out."""
     target, nodes = Regression("squared", -3.0, 3.0), dict(clients(tmp_path / "classes", 1))

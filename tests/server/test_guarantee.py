@@ -27,7 +27,6 @@ from sottovoce.privacy.budget import (
     describe_undisclosed,
     evaluation_code,
 )
-from sottovoce.reports import progress
 from sottovoce.server.coordinator import find_misfit
 from sottovoce.server.federation import build, build_from_members
 from sottovoce.simulation.simulate import adapt_plan
@@ -413,18 +412,19 @@ def test_messages_are_promised_and_their_time_is_not():
 
 
 @pytest.mark.parametrize(("unit", "delta"), [("record", 0.007), ("client", 0.1)])
-def test_a_run_says_where_its_delta_would_allow_a_unit_to_be_published(capsys, unit, delta):
-    """143 records a client, ten clients: 1/143 and 1/10."""
+def test_a_run_says_where_its_delta_would_allow_a_unit_to_be_published(caplog, unit, delta):
+    """143 records a client, ten clients: 1/143 and 1/10. It is said before the first round."""
+    said: list[list[str]] = []
     for own, loose in ((delta, True), (0.98 * delta, False)):
         plan = Plan(local={"unit": unit}, privacy={"delta": own}, rounds={"rounds": 1})
-        record = simulate(plan, seed=1).record
-        progress.print_advice(record)
-        said = capsys.readouterr()
+        caplog.clear()
+        said.clear()
+        record = simulate(plan, seed=1, on_round=lambda done: said.append(caplog.messages)).record
         assert (NOT_COVERED["loose-delta"] in record["guarantee"]["text"]) == loose
         assert ("loose-delta" in record["guarantee"]["not_covered"]) == loose
-        assert said.out == ""
-        assert said.err.startswith(f"warning: delta = {own:g} should be below 1 / ") == loose
-        assert said.err.count("should be below 1 / ") == loose
+        start = f"delta = {own:g} should be below 1 / "
+        assert [line.startswith(start) for line in said[0]].count(True) == loose
+        assert said[0] == record.get("advice", [])
 
 
 def test_advice_stands_in_record_and_page(tmp_path):

@@ -9,6 +9,7 @@ import csv
 import hashlib
 import io
 import json
+import logging
 import os
 import platform
 import select
@@ -138,6 +139,8 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # ε in a latin-1 pipe must not raise an error
             stream.reconfigure(errors="replace")
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
     try:
         code = app(standalone_mode=False)
         if code == 130:  # typer's exit code for Ctrl-C

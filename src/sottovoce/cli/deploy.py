@@ -171,7 +171,10 @@ def init_node(
     if terms is not None:  # last: it is made as the user of the services
         owner = places.owner if os.geteuid() == 0 else None
         ledger.act_as(owner, places.home / "state", beside=places.rows)
-        click.echo(ledger.format_statement(ledger.create_from_node(places.rows / "node.toml")))
+        made = ledger.create_from_node(places.rows / "node.toml")
+        click.echo(ledger.format_statement(made))
+        for sentence in made.policy.advise():
+            click.echo(f"warning: {sentence}", err=True)
 
 
 @node_app.command("status")

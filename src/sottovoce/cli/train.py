@@ -101,7 +101,6 @@ def train(
             reports.write_report(folder)
         raise
     page = reports.write_report(folder)
-    progress.print_advice(done.record)
     if as_json:
         print(json.dumps(done.record, ensure_ascii=False))
     else:

@@ -260,7 +260,7 @@ class Holdings:
 def load_holdings(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
     """Read the data and deal it to clients, as samples of the plan's model."""
     held = deal_rows(plan, seed=seed, data=data)
-    lens = _build_features(plan, held)
+    lens = build_features(plan, held)
     if data is not None or lens is None or held.split is None or plan.data.path is not None:
         return add_features(plan, held)
     # A row's features do not depend on who holds it, so they are computed once for all seeds.
@@ -316,7 +316,8 @@ def compute_features(file: Path, network: str, out: Path, *, project: int | None
     return f"{out}: {len(x):,} samples of {lens.width} features; network SHA-256 {lens.sha256}"
 
 
-def _build_features(plan: Plan, held: Holdings) -> Lens | None:
+def build_features(plan: Plan, held: Holdings) -> Lens | None:
+    """Return what makes the features that the plan's model uses, if it uses any."""
     return build_lens(held.shape, dict(plan.model))
 
 
@@ -352,7 +353,7 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
 
 def add_features(plan: Plan, held: Holdings) -> Holdings:
     """Replace the rows by the features that the plan's model uses, if it uses any."""
-    lens = _build_features(plan, held)
+    lens = build_features(plan, held)
     if lens is None or held.features is not None:
         return _join_persons(plan, held)
     file = None if plan.data.path is None else Path(plan.data.path)

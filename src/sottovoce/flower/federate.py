@@ -49,7 +49,7 @@ from sottovoce.privacy import seeds
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
 from sottovoce.runs.integrations import Tracker, require_package
-from sottovoce.server.federation import add_client_count
+from sottovoce.server.federation import add_client_count, build
 from sottovoce.server.members import MOST_SECONDS
 
 if TYPE_CHECKING:
@@ -88,6 +88,9 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
 def _deal_to_nodes(plan: Plan, out: Path, whole: str, earlier: Sequence[str]) -> list[Path]:
     """Deal the rows, note the vaults as those of the file `whole`, and return the node files."""
     held = federated.deal_rows(plan, seed=seeds.draw_seed())  # a node makes features itself
+    # Promise and noise, before anything is made or paid for; features' values do not matter here.
+    lens = federated.build_features(plan, held)
+    build(plan, seed=0, held=replace(held, features=lens, counted=False)).log_advice()
     plan = make_paths_absolute(add_client_count(plan, held))
     make_folder(out)
     (out / NODES).mkdir(mode=0o700, exist_ok=True)
@@ -314,7 +317,8 @@ def federate(
     page = reports.write_report(folder)
     _end_trackers(trackers, folder)
     record = json.loads((folder / "record.json").read_text("utf-8"))
-    progress.print_advice(record)
+    if resume:  # a new run has said it before the vaults were made
+        progress.print_advice(record)
     if as_json:
         print(json.dumps(record, ensure_ascii=False))
     else:

@@ -310,6 +310,7 @@ def conduct(
     before = header.get("not_covered", ["insecure-transport"])
     codes = federation.not_covered(*before, *(["insecure-transport"] if insecure else []))
     header["not_covered"] = list(codes)
+    federation.log_advice()
     for name, why in explain_limits(federation, roll.members).items():
         log.warning("client %s %s, and counts for fewer", name, why)
     began = datetime.now(UTC)

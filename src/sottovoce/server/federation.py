@@ -342,6 +342,11 @@ class Federation:
             size=len(known) if is_client else float(samples.mean()),
         )
 
+    def log_advice(self) -> None:
+        """Log the advice; call it before the first round, when nobody has paid yet."""
+        for sentence in self.advise():
+            log.warning("%s", sentence)
+
     def guarantee(self, *also: str) -> budget.Guarantee | None:
         """Return what the loosest client is promised; None where every client hides its budget.
 

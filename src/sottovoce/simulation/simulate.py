@@ -204,6 +204,7 @@ def simulate(
     with Interrupts() as interrupts:
         run = start_run(build(plan, seed=seed, data=given, model=model, parts=parts), seed)
         interrupts.check()
+        run.federation.log_advice()
         with hold_folder(folder):
             return play_run(run, calls, folder, interrupts)
 
@@ -245,6 +246,7 @@ def resume(
                 f"the data differ from those that {folder} was begun with; a budget belongs to its "
                 "data, so resume with the same, or start a new run"
             )
+        federation.log_advice()
         run = BatchRun(federation, seed, (state, *stack_models(federation.model, arrays, kept)))
         return play_run(run, calls, folder, interrupts, header.get("not_covered", ()))
 
