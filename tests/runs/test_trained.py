@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +92,27 @@ def test_the_command_prints_probabilities_and_obeys_a_threshold(
     assert shown["classes"] == ["yes", "no"]
     assert np.allclose(shown["probabilities"], expected)
     assert json.loads(ask("--json")) == {"predictions": shown["predictions"]}
+
+
+def test_the_answer_is_the_same_with_and_without_probabilities(
+    run: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fit of probabilities has a bias for each class, so that another may be most probable."""
+    shutil.copytree(str(run.folder), tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "record.json").read_text("utf-8"))
+    record["result"]["calibration"]["bias"] = [8.0, -8.0]
+    (tmp_path / "run" / "record.json").write_text(json.dumps(record), "utf-8")
+    (tmp_path / "new.csv").write_text("age\n3\n50\n99\n")
+    printed = []
+    for options in ((), ("--proba",)):
+        where = [str(tmp_path / "run"), str(tmp_path / "new.csv")]
+        commands.app(["predict", *where, *options], standalone_mode=False)
+        printed.append([line.split(",")[0] for line in capsys.readouterr().out.split()])
+    assert printed[1] == ["prediction", *printed[0]]
+    moved = load(tmp_path / "run")
+    rows = moved.read_table(tmp_path / "new.csv")
+    assert printed[0] == [moved.classes[k] for k in moved.predict(rows)]  # type: ignore[index]
+    assert (moved.predict_proba(rows).argmax(axis=1) != moved.predict(rows)).any()
 
 
 def test_more_classes_have_no_threshold_and_models_without_scores_no_probabilities() -> None:

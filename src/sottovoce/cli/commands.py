@@ -577,7 +577,9 @@ def predict(
 
     Samples must be scaled as in training (digits: pixels / 16, images: pixels / 255). A table is
     encoded as the training table was: it needs the same columns, and the label may be absent.
-    Probabilities are calibrated on the run's validation rows where these were enough.
+    Probabilities are calibrated on the run's validation rows where these were enough. That moves
+    classes against each other: the prediction, which the run's accuracy counts, is the model's own
+    answer with and without --proba, and another class may be more probable.
 
     \b
     Examples:
@@ -593,11 +595,7 @@ def predict(
     is_table = arrays is None and model.record.get("table") is not None
     rows = model.read_table(file) if is_table else read_samples(file) if arrays is None else arrays
     found = model.predict_proba(rows) if proba else None
-    # Beside probabilities the answer is the most probable class, so that both say the same.
-    if found is not None and threshold is None:
-        labels = found.argmax(axis=1).tolist()
-    else:
-        labels = model.predict(rows, threshold).tolist()
+    labels = model.predict(rows, threshold).tolist()
     answer = labels if model.classes is None else [model.classes[label] for label in labels]
     if found is None:
         click.echo(json.dumps({"predictions": answer}) if as_json else "\n".join(map(str, answer)))

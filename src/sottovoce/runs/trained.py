@@ -149,7 +149,8 @@ class Trained:
     def predict_proba(self, x: ArrayLike) -> NDArray[np.float64]:
         """Return the probability of every class for each row of x, (n, classes).
 
-        It is calibrated where `result.calibration` of the record says how.
+        It is calibrated where `result.calibration` of the record says how; the most probable class
+        may then be another than that of `predict`, which the record's accuracy counts.
         """
         if self.target is not None:
             raise InputError(
