@@ -166,8 +166,15 @@ def test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word(tmp
                   "clients": 2}},
         [], None,
     )  # fmt: skip
-    first = [ledger.read_statement(file.parent / "client.vault").vault
-             for file in federate.deal(plan, tmp_path / "one")]  # fmt: skip
+    first = []
+    for file in federate.deal(plan, tmp_path / "one"):
+        made = ledger.read_statement(file.parent / "client.vault")
+        assert made.notes[0]["text"] == (
+            "the vault was made by `federate`, which cannot know of other ledgers over these rows: "
+            "budgets add up (earlier ones: none that this machine has seen)"
+        )
+        assert "other-ledgers" in made.guarantee.not_covered
+        first.append(made.vault)
     with pytest.raises(VaultRefusal, match=r"2 vaults already \(.*one\), and a new run"):
         federate.deal(plan, tmp_path / "two")
     assert not (tmp_path / "two").exists()
@@ -175,6 +182,7 @@ def test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word(tmp
         stated = ledger.read_statement(file.parent / "client.vault")
         assert not stated.only_ledger
         assert {*first} <= {*stated.other_ledgers}
+        assert "its operator stated that it may be a second ledger" in stated.notes[0]["text"]
     table.write_text(table.read_text("utf-8") + "1,1\n", "utf-8")
     federate.deal(plan, tmp_path / "three")  # other bytes are another table
 

@@ -1324,7 +1324,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "flower.federate",
         "The vaults of a second run over a table name those of the first: left out, a certificate speaks of no other ledger of the same rows.",
         "tests/flower/test_federate.py::test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word",
-        (("others=earlier)", "others=[])"),),
+        (('"others": earlier', '"others": []'),),
     ),
     (
         "federate looks for vaults without a lock",

@@ -157,6 +157,7 @@ def make_statement(vault: Vault) -> Statement:
         since |= dict.fromkeys(changed, line.seq)
         terms, most = new, max(most, new["samples"])
     others = tuple(sorted({*vault.other_ledgers, *(found for ids in second for found in ids)}))
+    also = ["other-ledgers"] if second or others else []
     return Statement(
         vault=vault.id,
         made=vault.made,
@@ -167,7 +168,7 @@ def make_statement(vault: Vault) -> Statement:
         promised=vault.promised,
         since=since,
         # For the largest number of records it ever had: whether δ is small enough depends on it.
-        guarantee=replace(vault.promised, samples=most).guarantee(),
+        guarantee=replace(vault.promised, samples=most).guarantee(*also),
         capacity=unit * vault.limit,
         spent=unit * vault.spent,
         burnt=unit * vault.burnt,
@@ -175,7 +176,7 @@ def make_statement(vault: Vault) -> Statement:
         receipt=vault.receipt(),
         releases=tuple(releases),
         notes=tuple(notes),
-        only_ledger=not second and not others,
+        only_ledger=not also,
         other_ledgers=others,
     )
 
@@ -315,10 +316,10 @@ def _describe_word(line: Line) -> str:
     text = f", {_format_share(burnt)} of the first budget burnt" if burnt else ""
     if "second" in line.facts:
         earlier = ", ".join(line.facts["second"]) or "none that this machine has seen"
-        text += (
-            "; its operator stated that it may be a second ledger for the same rows: budgets add "
-            f"up (earlier ones: {earlier})"
-        )
+        who = "; its operator stated that it may be a second ledger for the same rows"
+        if maker := line.facts.get("maker"):
+            who = f" by `{maker}`, which cannot know of other ledgers over these rows"
+        text += f"{who}: budgets add up (earlier ones: {earlier})"
     if line.facts.get("stated"):
         text += f"; its operator stated that {line.facts['stated']} (after line {line.seq - 1:,})"
     return text
@@ -485,13 +486,13 @@ def create_vault(
 
 
 def create_from_node(
-    node: str | Path, *, second_ledger: bool = False, others: Sequence[str] = ()
+    node: str | Path, *, second_ledger: bool = False, others: Sequence[str] = (), maker: str = ""
 ) -> Statement:
-    """Make the vault that a node file names, for its data and with its policy."""
+    """Make the vault that a node file names; `maker` is a command that asked no operator."""
     client = Node.load(node)
     rows = client.read_rows()
     policy = client.make_policy(len(rows.y))
-    stated: dict[str, Any] = {"second_ledger": second_ledger, "others": others}
+    stated: dict[str, Any] = {"second_ledger": second_ledger, "others": others, "maker": maker}
     with Vault.create(client.vault, policy, dataset=rows.fingerprint, **stated) as vault:
         return make_statement(vault)
 

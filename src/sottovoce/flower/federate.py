@@ -99,8 +99,9 @@ def _deal_to_nodes(plan: Plan, out: Path, whole: str, earlier: Sequence[str]) ->
     federated.save_public(out / PUBLIC, public)
     keys = [Ed25519PrivateKey.generate() for _ in names]  # used where the server learns only sums
     files = [_make_node(plan, held, i, out / NODES / name, keys) for i, name in enumerate(names)]
-    # Made for this run; the record says so.
-    made = [ledger.create_from_node(file, second_ledger=True, others=earlier) for file in files]
+    # Made for this run, as the record says; where rows had vaults before, the operator stated it.
+    word: Any = {"second_ledger": True, "others": earlier, "maker": "" if earlier else "federate"}
+    made = [ledger.create_from_node(file, **word) for file in files]
     for stated in made if whole else ():
         witness.note_ledger(whole, stated.vault, str(out.resolve()))
     lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]

@@ -25,6 +25,7 @@ from sottovoce.client import ledger
 from sottovoce.client.vault import Vault, VaultReceipt, backup, move, rebind, restore, witness
 from sottovoce.client.vault.chest import Chest
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
+from sottovoce.privacy.budget import NOT_COVERED
 from support import TESTS
 from support.old_states import (
     pair,
@@ -502,6 +503,7 @@ def test_statement_and_certificate_name_a_second_ledger(tmp_path, state, forget)
     terms = {"epsilon": 1, "delta": 1e-6, "clip": 1.0}
     alone = ledger.create_vault(tmp_path / "first.vault", None, data=tmp_path / "rows.npz", **terms)
     assert (alone.only_ledger, alone.other_ledgers) == (True, ())
+    assert "other-ledgers" not in alone.guarantee.not_covered
     assert "budgets add up" not in ledger.format_statement(alone) + certificate.render_certificate(
         alone
     )
@@ -517,6 +519,9 @@ def test_statement_and_certificate_name_a_second_ledger(tmp_path, state, forget)
         assert len(account.other_ledgers) == 1
         for text in (ledger.format_statement(account), certificate.render_certificate(account)):
             assert "these rows may have other ledgers (1 known), and budgets add up" in text
+            assert NOT_COVERED["other-ledgers"] in " ".join(text.split())
+        assert "other-ledgers" in account.guarantee.not_covered
+        assert NOT_COVERED["other-ledgers"] in account.to_json()["guarantee"]["text"]
         assert "will send from this data set" not in certificate.render_certificate(account)
         jsonschema.validate(account.to_json(), schema)
     assert "a second ledger for the same rows: budgets add up" in told.notes[0]["text"]

@@ -182,8 +182,8 @@ formula does not keep its promise, so a vault does not take it
         worth = self.share * self.capacity() * (1 + 2e-9)
         return float(calibrations.bound_epsilon(self.delta, worth))
 
-    def guarantee(self) -> Guarantee:
-        """Return what is promised, in words that a lawyer could read."""
+    def guarantee(self, *also: str) -> Guarantee:
+        """Return what is promised, in words that a lawyer could read; `also` is not covered."""
         return Guarantee(
             Budget(self.epsilon, self.delta),
             corrupt=self.corrupt,
@@ -194,6 +194,7 @@ formula does not keep its promise, so a vault does not take it
             not_covered=(
                 *list_always_not_covered(self.unit),
                 *(["loose-delta"] if self.delta * self.units >= 1 else []),
+                *also,
             ),
         )
 

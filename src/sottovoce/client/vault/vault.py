@@ -101,12 +101,13 @@ class Vault:
         dataset: str,
         second_ledger: bool = False,
         others: Sequence[str] = (),
+        maker: str = "",
     ) -> Self:
         """Make a vault where there is none. `dataset` is the `fingerprint` of the client's rows.
 
         Rows for which this machine has seen a ledger get another one only with `second_ledger`: the
         operator's word that budgets add up, stored in the new vault's first line, with the ids of
-        `others` that may have some of these rows.
+        `others` that may have some of these rows. A command that states it of its own is `maker`.
         """
         require_dataset(dataset)
         facts = {
@@ -115,7 +116,7 @@ class Vault:
             "policy": policy.to_json(),
             "dataset": dataset,
             "software": __version__,
-        }
+        } | ({"maker": maker} if maker else {})
         Chest.make(Path(path), facts, second_ledger=second_ledger, others=others)
         return cls.open(path, dataset=dataset)
 
