@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.cli.train import IN_SIMULATION_ONLY, SECURE, _describe_run
+from sottovoce import reports
+from sottovoce.cli.train import IN_SIMULATION_ONLY, SECURE, _describe_run, train
 from sottovoce.data import datasets
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS, SplitKind
@@ -283,6 +284,26 @@ def test_interrupted_leaves_a_valid_record_and_says_how_to_go_on(tmp_path):
     assert record["status"] == "interrupted"
     assert 5 <= record["result"]["rounds_used"] < 800
     assert (folder / "report.html").exists()
+
+
+def test_interrupted_after_its_last_round_it_says_how_to_see_the_page(
+    tmp_path, monkeypatch, capsys
+):
+    drawn = []
+
+    def draw(folder):
+        drawn.append(folder)
+        if len(drawn) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(reports, "write_report", draw)
+    folder = tmp_path / "a run"
+    with pytest.raises(KeyboardInterrupt):
+        train(None, ["rounds.rounds=1", "rounds.schedule=fixed"], out=folder, quiet=True)
+    said = capsys.readouterr().err
+    assert f"has ended, `sottovoce report '{folder}'` draws its page" in said
+    assert "--resume" not in said
+    assert json.loads((folder / "record.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.parametrize("delay", [0.0, pytest.param(1.5, marks=pytest.mark.trust), 3.0])

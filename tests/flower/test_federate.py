@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import multiprocessing
 import os
 import shlex
@@ -24,10 +25,11 @@ from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault, fingerprint_file, witness
 from sottovoce.data import datasets, federated
 from sottovoce.data.federated import load_holdings
-from sottovoce.errors import DataError, FederationError, RunError, VaultRefusal
+from sottovoce.errors import DataError, FederationError, InputError, RunError, VaultRefusal
 from sottovoce.flower import federate, server_app
 from sottovoce.flower.federate import load_plan
 from sottovoce.reports import progress
+from sottovoce.runs import checkpoint
 from sottovoce.server.coordinator import read_admitted
 
 BAD = {
@@ -76,7 +78,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(words, tmp_path, monkeypat
 
 def test_the_command_to_go_on_with_can_be_pasted():
     folder = Path("it's a run; rm")
-    command = federate._describe_stop(folder, "stopped").partition("go on with: ")[2]
+    command = checkpoint.describe_stop(folder, "federate").partition("go on with: ")[2]
     assert shlex.split(command) == ["sottovoce", "federate", "--resume", "--out", str(folder)]
 
 
@@ -286,6 +288,27 @@ def test_a_run_says_how_long_it_may_take_and_how_to_shorten_it():
     assert "about 13 min. Fewer rounds end sooner" in long
     summed = ["privacy.view=sum", "privacy.honest=2", "rounds.rounds=10"]
     assert "of about 20 s" in federate.describe_duration(load_plan(None, summed, 5))
+
+
+def test_a_plan_that_was_edited_after_its_run_began_is_refused(tmp_path, monkeypatch):
+    """The vaults keep the promise of the plan as it was; the folder must not show another."""
+    monkeypatch.setattr(federate, "_lead_run", lambda *about: 1 / 0)
+    out = tmp_path / "run"
+    with pytest.raises(ZeroDivisionError):
+        federate.federate(None, ["privacy.epsilon=4"], out=out, quiet=True)
+    with pytest.raises(ZeroDivisionError):
+        federate.federate(resume=True, out=out, quiet=True)
+    text = (out / "plan.toml").read_text("utf-8")
+    assert "epsilon = 4.0" in text
+    (out / "plan.toml").write_text(text.replace("epsilon = 4.0", "epsilon = 9.0"), "utf-8")
+    with pytest.raises(InputError, match=r"^privacy.epsilon in plan.toml must be 4.0 .*got 9.0"):
+        federate.federate(resume=True, out=out, quiet=True)
+    (out / "plan.toml").write_text(text, "utf-8")
+    stored = json.loads((out / "federation.json").read_text("utf-8"))
+    del stored["plan"]  # as older versions wrote it
+    (out / "federation.json").write_text(json.dumps(stored), "utf-8")
+    with pytest.raises(ZeroDivisionError):
+        federate.federate(resume=True, out=out, quiet=True)
 
 
 def test_a_folder_whose_dealing_was_cut_short_is_no_federation(tmp_path):

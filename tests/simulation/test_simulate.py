@@ -367,7 +367,7 @@ def test_a_stopped_run_leaves_a_valid_record_and_resumes_to_the_same_model(tmp_p
     assert seen == list(range(at + 1, whole.rounds_used))
     assert again.record["result"] == whole.record["result"]
     assert without_time(again.record) == without_time(whole.record)
-    with pytest.raises(RunError, match="has ended; only a run that was stopped"):
+    with pytest.raises(RunError, match=r"has ended, `sottovoce report .*` draws its page; only a"):
         resume(tmp_path / "run")
 
 

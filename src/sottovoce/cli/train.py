@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,17 +89,12 @@ def train(
                 done = engine.simulate(
                     plan, seed=seed, out=folder, on_round=show_round, callbacks=trackers
                 )
+        page = reports.write_report(folder)
     except KeyboardInterrupt:
         if (folder / "record.json").exists():
-            print(
-                f"stopped; the record so far is in {folder}, "
-                f"go on with: sottovoce train --resume --out {shlex.quote(str(folder))}",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(checkpoint.describe_stop(folder, "train"), file=sys.stderr, flush=True)
             reports.write_report(folder)
         raise
-    page = reports.write_report(folder)
     if as_json:
         print(json.dumps(done.record, ensure_ascii=False))
     else:

@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import shlex
 import shutil
 import signal
 import sys
@@ -292,7 +290,8 @@ def federate(
     else:
         try:
             nodes = deal(plan, folder, second_ledger=second_ledger)
-            write_file(folder / OPTIONS, json.dumps(asdict(options)).encode())
+            stored = asdict(options) | {"plan": load_dealt(folder)[0].to_dict()}
+            write_file(folder / OPTIONS, json.dumps(stored).encode())
         except BaseException:
             # It was new or empty, and half of a federation can neither be started nor resumed.
             shutil.rmtree(folder, ignore_errors=True)
@@ -305,17 +304,18 @@ def federate(
     try:
         with show:
             _lead_run(folder.resolve(), nodes, options, show, warm, trackers)
+        page = reports.write_report(folder)
     except KeyboardInterrupt:
-        print(_describe_stop(folder, "stopped"), file=sys.stderr, flush=True)
+        print(checkpoint.describe_stop(folder, "federate"), file=sys.stderr, flush=True)
         if (folder / "record.json").exists():
             reports.write_report(folder)
             _end_trackers(trackers, folder)
         raise
     except FederationError as error:
-        raise FederationError(f"{error}\n{_describe_stop(folder, 'the run stopped')}") from None
+        stop = checkpoint.describe_stop(folder, "federate", "the run stopped")
+        raise FederationError(f"{error}\n{stop}") from None
     finally:
         signal.signal(signal.SIGTERM, before)
-    page = reports.write_report(folder)
     _end_trackers(trackers, folder)
     record = json.loads((folder / "record.json").read_text("utf-8"))
     if resume:  # a new run has said it before the vaults were made
@@ -532,6 +532,8 @@ def _load_stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
         checkpoint.require_stopped(folder)
     try:
         kept = json.loads((folder / OPTIONS).read_text("utf-8"))
+        now = plan.to_dict()
+        _require_same(kept.pop("plan", now), now)
         return plan, Options(**(kept | given))
     except InputError:
         raise
@@ -541,5 +543,11 @@ def _load_stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
         ) from None
 
 
-def _describe_stop(folder: Path, what: str) -> str:
-    return f"{what}; go on with: sottovoce federate --resume --out {shlex.quote(os.fspath(folder))}"
+def _require_same(begun: Any, now: Any, key: str = "") -> None:
+    """Refuse a plan that was edited after the run began: its vaults promise what it was."""
+    if isinstance(begun, dict) and isinstance(now, dict):
+        for name in begun | now:
+            _require_same(begun.get(name), now.get(name), f"{key}.{name}".lstrip("."))
+    elif begun != now:
+        remedy = "put it back, or start a new run in another folder"
+        raise InputError.of(f"{key} in {PLAN}", now, f"{begun!r} as when the run began", remedy)

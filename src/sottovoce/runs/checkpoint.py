@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,8 +151,16 @@ def require_stopped(folder: Path) -> None:
     """Refuse a folder that holds no run that can go on."""
     if not (folder / NAME).exists():
         ended = (folder / "record.json").exists()
-        found = f"the run in {folder} has ended" if ended else f"{folder} holds no {NAME}"
+        found = describe_stop(folder, "") if ended else f"{folder} holds no {NAME}"
         raise RunError(f"{found}; only a run that was stopped on its way can be resumed")
+
+
+def describe_stop(folder: Path, command: str, what: str = "stopped") -> str:
+    """Return what to do with a run that was stopped: go on, or draw its page if it has ended."""
+    where = shlex.quote(str(folder))
+    if (folder / NAME).exists() or not (folder / "record.json").exists():
+        return f"{what}; go on with: sottovoce {command} --resume --out {where}"
+    return f"the run in {folder} has ended, `sottovoce report {where}` draws its page"
 
 
 def save(
