@@ -723,3 +723,9 @@ def test_a_class_may_have_any_name_in_a_curve():
     drawn = charts.draw_roc({r"$\frac{x_$": [[0, 0], [1, 1]], "<a> & b": [[0, 0], [1, 1]]})
     assert r"$\frac{x_$</text>" in drawn
     assert "&lt;a&gt; &amp; b" in drawn
+
+    def paint(ax):  # every other text of every drawing: titles, ticks, labels
+        ax.set(title=r"$\bad{$", xlabel=r"a $x$ b", xticks=[0], xticklabels=[r"site $\x$"])
+
+    drawn = charts.draw_axes("any", "", paint)
+    assert all(f"{text}</text>" in drawn for text in (r"$\bad{$", "a $x$ b", r"site $\x$"))

@@ -237,11 +237,7 @@ def _draw_shares(
     constant: tuple[tuple[float, float], tuple[float, float]] | None,
 ) -> Markup:
     """Draw shares in per cent; `constant` are the ends of the line of a constant answer."""
-    # A class may be called anything, and matplotlib reads what stands between two $ as a formula.
-    drawn = {
-        key.replace("$", r"\$"): 100 * np.array(points).reshape(-1, 2).T
-        for key, points in lines.items()
-    }
+    drawn = {key: 100 * np.array(points).reshape(-1, 2).T for key, points in lines.items()}
 
     def paint(ax: Any) -> None:
         ends = 100 * np.array(constant or ((0, 0), (1, 1))).T
