@@ -49,7 +49,8 @@ def test_train_shows_rounds_result_guarantee_and_files(finished):
     found = record["result"]["forecast"]
     assert f"forecast: T = {found['rounds']}, steps × {found['step']:g}" in shown
     assert f"test accuracy {record['result']['test_accuracy']:.1%}" in shown
-    assert f"{record['result']['rounds_used']} rounds of 120" in shown
+    assert f"{record['result']['rounds_used']} rounds of at most 120" in shown
+    assert "on test rows: a running average of the iterates (0.9); in the rounds, on valid" in shown
     assert "(8, 1e-05)-differentially private" in shown
     assert str(folder / "report.html") in shown
     assert {path.name for path in folder.iterdir()} == {

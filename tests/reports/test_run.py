@@ -15,6 +15,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import resources
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np
@@ -173,6 +174,7 @@ def test_metrics_stand_beside_what_a_constant_answer_scores(no_drawing):
     assert "AUROC (always the most frequent class: 0.500)" in page.text
     assert "ROC curve of the test rows" in page.text
     assert "calibrated on 200 validation rows" in page.text
+    assert re.search(r" [0-9.]+\s?points ", page.text)  # beside a metric in per cent
     for words in ("standard error of the difference", "log loss, calibrated", "test loss, before"):
         assert words in page.text
     assert "a site with a name of several words 60" in page.text
@@ -293,7 +295,7 @@ def test_ceilings_of_an_attacker_are_rounded_up(no_drawing):
         mu = math.sqrt(record["clients"][0]["capacity"])
         text = Page(render_report(record)).text
         found = re.search(r"1\s%\sfalse alarms\s*([\d.]+)\s%", text)[1]
-        area = re.search(r"\(AUC\)\s*([\d.]+)", text)[1]
+        area = re.search(r"\(AUC\), at most\s*([\d.]+)", text)[1]
         assert 0 <= float(found) / 100 - normal.cdf(normal.inv_cdf(0.01) + mu) <= 0.001
         assert 0 <= float(area) - normal.cdf(mu / math.sqrt(2)) <= 0.001
 
@@ -729,3 +731,12 @@ def test_a_class_may_have_any_name_in_a_curve():
 
     drawn = charts.draw_axes("any", "", paint)
     assert all(f"{text}</text>" in drawn for text in (r"$\bad{$", "a $x$ b", r"site $\x$"))
+
+
+def test_a_small_spread_of_noise_does_not_fill_the_picture():
+    """Clients of 168 and 171 rows have almost the same σ: the axis begins at 0."""
+    sigma = np.tile([0.168, 0.17, 0.171], (5, 1))
+    run = SimpleNamespace(sigma=sigma, used=5, triggers=np.zeros(0, int))
+    assert re.search(r">0\.0+</text>", charts.draw_noise(run))
+    run.sigma = np.outer([1.0, 2, 3, 4, 5], [0.168, 0.17, 0.171])
+    assert not re.search(r">0\.0+</text>", charts.draw_noise(run))

@@ -213,6 +213,10 @@ SECURE = (
     "A real federation: every client is a process with its own vault, every message is encrypted, "
     "and the noise is real. This command plays all of them, and so sees their data."
 )
+DEMONSTRATION = (
+    "\nA demonstration of few rounds: more of them learn more (--set rounds.rounds=40), and "
+    "`sottovoce train` forecasts how many pay."
+)
 INSECURE = (
     "A demonstration: the clients' vaults and their noise are real, the transport is not "
     "encrypted and nobody is authenticated. The record says so."
@@ -323,7 +327,8 @@ def federate(
     if as_json:
         print(json.dumps(record, ensure_ascii=False))
     else:
-        show.say(progress.summarize_run(record, folder, page))
+        few = "" if path is not None or resume else f"{DEMONSTRATION}\n"
+        show.say(few + progress.summarize_run(record, folder, page))
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import statistics
 import sys
@@ -119,7 +120,10 @@ def summarize_run(record: dict[str, Any], folder: Path, page: Path) -> str:
     loss = "not finite" if result["test_loss"] is None else f"{result['test_loss']:.4f}"
     lines = ["", result["headline"]["text"]]
     loss += " (before calibration)" * ("calibration" in result)
-    lines.append(f"test loss {loss}   {result['rounds_used']} rounds of {first}{fuel}")
+    lines.append(f"test loss {loss}   {result['rounds_used']} rounds of at most {first}{fuel}")
+    found = re.search("(?<=the model is ).*|of all rounds the best.*", result.get("finish", ""))
+    model = found[0] if found else "the newest iterate"
+    lines.append(f"on test rows: {model}; in the rounds, on validation rows: the newest iterate")
     if (found := result.get("forecast")) is not None:
         lines.append(f"forecast: T = {found['rounds']}, steps × {found['step']:g}")
     turns = [(c["participations"], c["spent"]) for c in record.get("clients", ())]

@@ -487,7 +487,7 @@ def _list_tiles(run: CheckedRun) -> list[tuple[str, str]]:
             "test loss" + ", before calibration" * ("calibration" in result),
             format_number(_to_float(result["test_loss"]), 3),
         ),
-        (f"rounds used of {run.planned:,}", f"{run.used:,}"),
+        (f"rounds used of at most {run.planned:,}", f"{run.used:,}"),
         ("clients", f"{clients:,}" if isinstance(clients, int) else "–"),
         ("time", format_duration(run.record.timing["seconds"])),
     ]
@@ -600,7 +600,9 @@ def _list_metrics(run: CheckedRun) -> list[list[str]]:
             + ", calibrated" * (name in fitted)
             + " (less is better)" * (name in less),
             *_format_pair(name, entry),
-            format_number(_to_float(entry["error"]), 2),
+            _format_pair(name, entry | {"value": entry["error"]})[0].replace("%", "points")
+            if name in metrics.SHARES
+            else format_number(_to_float(entry["error"]), 2),
         ]
         if name in metrics.TITLES
         else [f"{name} (given from Python)", format_number(_to_float(entry["value"])), "–", "–"]

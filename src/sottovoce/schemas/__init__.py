@@ -285,7 +285,9 @@ class ReleaseEntry(TypedDict):
     mu: NotNegative  #: √(Σ μ²) of the turn.
     share: Share  #: Of the budget.
     answered: bool  #: False: no upload was stored; the debit burnt.
-    facts: dict[str, Any]  #: What the client noted: noise, horizon, …
+    #: What the client noted: horizon, clip, … `noise` is σ of each release, in whole steps of the
+    #: grid on which noise is drawn.
+    facts: dict[str, Any]
 
 
 class NoteEntry(TypedDict):
