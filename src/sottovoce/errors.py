@@ -51,9 +51,8 @@ class PlanError(InputError):
     @classmethod
     def of(cls, name: str, value: object, bound: str, remedy: str) -> Self:
         """Make the error of a bad value, or of a key that is missing."""
-        if value is None:
-            return cls(f"{name} is missing; it must be {bound}; {remedy}")
-        return super().of(name, value, bound, remedy)
+        missing = cls(f"{name} is missing; it must be {bound}; {remedy}")
+        return missing if value is None else super().of(name, value, bound, remedy)
 
     @classmethod
     def no_effect(cls, key: str, where: str, remedy: str = "remove it") -> Self:

@@ -133,9 +133,9 @@ def check_plan(plan: Plan) -> Report:
         source = Source(**data.table(), target=plan.regression)
         is_split = not isinstance(data.test, str)
         report = check_table(source, plan.rows_per_person, is_split=is_split)
-        known = {"data.clients": len(report.clients)} if data.client and report.rows else {}
+        known = data.client is not None and report.rows > 0
         try:
-            plan.replace(**known)
+            plan.replace(**{"data.clients": len(report.clients)} if known else {})
         except PlanError as error:  # such as a list of budgets of another length
             report.fail(str(error))
         return _judge_test_rows(report, data.test)
@@ -439,8 +439,8 @@ class _TableReader:
         if kind == "unknown":
             # For the holder of the rows alone, as all of this report is.
             frequent = ", ".join(f"{text[:30]!a}" for text, _ in self.others[column].most_common(3))
-            remedy = f"; the most frequent others: {frequent}"
-            remedy += self._suggest_case(column, self.report.specs[column])
+            case = self._suggest_case(column, self.report.specs[column])
+            remedy = f"; the most frequent others: {frequent}{case}"
         if shown.startswith("["):
             middle = f"the middle of {shown}"
             remedy = (
@@ -554,7 +554,6 @@ def check_arrays(
     owner: NDArray[Any] | None = None,
     target: Regression | None = None,
     classes: Sequence[str] = (),
-    *,
     has_weights: bool = True,
 ) -> Report:
     """Check arrays x[n, …] and y[n], with the client of each row and declared classes, if any."""

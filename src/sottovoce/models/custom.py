@@ -134,8 +134,8 @@ def require_fitting(model: Model, features: int, classes: int, is_number: bool) 
     elif isinstance(model, JaxModel):
         return
     else:
-        label = np.float64 if is_number else np.int64
-        base.require_rows(model, model.draw_parameters(0), 1, features, label)
+        kind = np.float64 if is_number else np.int64
+        base.require_rows(model, model.draw_parameters(0), 1, features, kind)
     draw, shapes = np.random.default_rng(0).standard_normal, model.shapes()
     drawn: dict[str, Any] = {
         name: np.float32(draw(form) / max((1, *form)) ** 0.5) for name, form in shapes.items()
@@ -148,9 +148,8 @@ def require_fitting(model: Model, features: int, classes: int, is_number: bool) 
         found = model.apply(model.unflatten(drawn), jnp.asarray(x))
         return base.arrange_scores(np.asarray(found))
 
-    rows = np.outer([0, 1, 1], np.ones(features, np.float32))
-    rows[2, ::2] = 0
-    scores, *others = (score(rows[pair]) for pair in ([0, 1], [0, 2], [2, 1]))
+    rows = np.stack([np.zeros(features), np.ones(features), np.arange(features) % 2])
+    scores, *others = (score(rows[pair].astype("f4")) for pair in ([0, 1], [0, 2], [2, 1]))
     if is_number:
         base.take_numbers(scores)
     if scores is None:
@@ -160,12 +159,11 @@ def require_fitting(model: Model, features: int, classes: int, is_number: bool) 
         if not np.allclose(scores[k], other[k], rtol=0, atol=rounding, equal_nan=True):
             raise InputError(
                 "the scores of a row must depend on this row alone, and those of your own model "
-                "change with the row beside it; training computes every sample alone: normalise "
-                "over the features of a row (LayerNorm, GroupNorm), not over rows"
+                "change with the row beside it; normalise over features (LayerNorm), not over rows"
             )
     if not is_number and getattr(model, "decide", decide) is decide and scores.shape[1] != classes:
         bound = f"{classes} a row, one for each class"
-        remedy = "let the model end in as many (one score s a row counts as two, 0 and s)"
+        remedy = "end in as many (one score s a row counts as two, 0 and s)"
         raise InputError.of("the scores of your own model", scores.shape[1], bound, remedy)
 
 

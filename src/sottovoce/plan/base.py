@@ -170,10 +170,10 @@ def read_text(path: str | Path, what: str) -> str:
 
 def explain_unreadable(path: str | Path, error: Exception) -> str:
     """Return why a file cannot be read; of one that is absent, the nearest name beside it."""
-    if isinstance(error, IsADirectoryError):
-        return "it is a folder, name the file in it"
     if not isinstance(error, FileNotFoundError):
-        return getattr(error, "strerror", None) or "that is no path"
+        is_folder = isinstance(error, IsADirectoryError)
+        why = getattr(error, "strerror", None) or "that is no path"
+        return "it is a folder, name the file in it" if is_folder else why
     with suppress(OSError):
         names = [entry.name for entry in Path(path).parent.iterdir()]
         if near := difflib.get_close_matches(Path(path).name, names, 1):

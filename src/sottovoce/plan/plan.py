@@ -84,13 +84,10 @@ class Plan(Section):
     server: Server = Field(default_factory=lambda: Server())
 
     def __init__(self, given: Any = None, /, **values: Any) -> None:
-        """Sections are given as objects (`Data(...)`) or as mappings, by their names in TOML.
-
-        All of them may be given as one mapping.
-        """
+        """Sections are objects (`Data(...)`) or mappings, by their names in TOML, or all in one."""
         if not isinstance(given, Mapping | None):
-            remedy = "a file is read by Plan.load"
-            raise PlanError.of("a plan", given, "a dictionary of its keys", remedy)
+            bound = "a dictionary of its keys"
+            raise PlanError.of("a plan", given, bound, "a file is read by Plan.load")
         super().__init__(**{**(given or {}), **values})
 
     @classmethod

@@ -504,9 +504,8 @@ def build(
 
 def _settle_schedule(plan: Plan, held: Holdings, model: Model, capacity: Floats) -> Plan:
     """Return the plan, with a discounted schedule where its rounds cannot be forecast."""
-    if plan.rounds.schedule != "forecast":
-        return plan
-    if (why := _explain_no_forecast(plan, held, model, capacity)) is None:
+    why = _explain_no_forecast(plan, held, model, capacity)
+    if plan.rounds.schedule != "forecast" or why is None:
         return plan
     _warn_once(f"rounds.schedule = forecast becomes discounted: {why}")
     return plan.replace(**{"rounds.schedule": "discounted"})
