@@ -213,10 +213,7 @@ SECURE = (
     "A real federation: every client is a process with its own vault, every message is encrypted, "
     "and the noise is real. This command plays all of them, and so sees their data."
 )
-DEMONSTRATION = (
-    "\nA demonstration of few rounds: more of them learn more (--set rounds.rounds=40), and "
-    "`sottovoce train` forecasts how many pay."
-)
+DEMONSTRATION = "\nA demonstration: more rounds learn more (as --set rounds.rounds=40)."
 INSECURE = (
     "A demonstration: the clients' vaults and their noise are real, the transport is not "
     "encrypted and nobody is authenticated. The record says so."
@@ -322,8 +319,6 @@ def federate(
         signal.signal(signal.SIGTERM, before)
     _end_trackers(trackers, folder)
     record = json.loads((folder / "record.json").read_text("utf-8"))
-    if resume:  # a new run has said it before the vaults were made
-        progress.print_advice(record)
     if as_json:
         print(json.dumps(record, ensure_ascii=False))
     else:

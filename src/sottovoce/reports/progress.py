@@ -160,12 +160,6 @@ def find_multiplier(
     return math.sqrt(statistics.median(known)) if known else None
 
 
-def print_advice(record: dict[str, Any]) -> None:
-    """Print what the record advises about budgets and noise."""
-    for sentence in record.get("advice", ()):
-        print(f"warning: {sentence}", file=sys.stderr, flush=True)
-
-
 def _format_sigma(done: RoundDone) -> str:
     return "–" if math.isnan(done.sigma) else f"{done.sigma:.4g}"  # nobody discloses it
 
