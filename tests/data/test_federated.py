@@ -190,7 +190,7 @@ def test_pictures_in_an_npz_keep_their_shape(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"path": "x.npy"}, "data.label must be the name of a column"),
+        ({"path": "x.npy"}, "data.label is missing; it must be the name of a column"),
         ({"path": "x.npy", "label": "y"}, "data.label must be a .npy file beside data.path"),
         ({"path": "x.npz", "infer": True}, "data.infer has no effect with arrays"),
         ({"path": "x.npz", "columns": {"age": [0, 1]}}, "data.columns.age has no effect"),

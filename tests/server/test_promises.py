@@ -401,6 +401,7 @@ def test_a_demonstration_in_plaintext_does_not_call_itself_encrypted(
     show = MagicMock()
     monkeypatch.setattr(federate.progress, "choose_display", lambda *_, **__: show)
     monkeypatch.setattr(federate, "deal", lambda _, folder, **__: folder.mkdir() or [])
+    monkeypatch.setattr(federate, "load_dealt", lambda _: (Plan(), []))
     monkeypatch.setattr(federate, "_lead_run", MagicMock(side_effect=Stop))
     with pytest.raises(Stop):
         federate.federate(None, [], clients=2, out=tmp_path / "run", insecure=insecure, quiet=True)

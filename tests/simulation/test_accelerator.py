@@ -258,6 +258,7 @@ def test_a_batch_has_fewer_rounds_in_a_stretch_than_one_run():
 
 
 @pytest.mark.slow
+@pytest.mark.exact
 def test_batches_in_stretches_side_by_side_are_those_round_by_round(monkeypatch, counted):
     """Four batches, two at once, each with a thread: the same records and models."""
     plans = [PLANS["fixed"].replace(f"rounds.rounds={rounds}") for rounds in (13, 6, 9)]

@@ -334,7 +334,8 @@ class Guarantee:
     @property
     def _whose(self) -> str:
         """The subject of the first sentence: which uploads of which clients are covered."""
-        here = " in this run" if {*self.not_covered} & {*THIS_RUN_ONLY} else ""
+        here = " under this ledger" if "other-ledgers" in self.not_covered else ""
+        here = " in this run" if {*self.not_covered} & {*THIS_RUN_ONLY} else here
         if "undisclosed-budgets" in self.not_covered:
             return f"The uploads{here} of each client that discloses its budget"
         return f"{'This' if self.one_client else 'Each'} client's uploads{here}"
