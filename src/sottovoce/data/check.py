@@ -518,12 +518,12 @@ def _judge_labels(report: Report, *, has_weights: bool) -> None:
     total: Counter[str] = sum(report.labels.values(), Counter())
     name, count = min(total.items(), key=lambda pair: pair[1], default=("", 0))
     if 2 <= len(total) <= SHOWN and count < RARE * report.rows:
-        share = count / report.rows
+        share, weights = count / report.rows, ""
+        if has_weights:  # which a plan that protects persons refuses
+            weights = ", and see model.class_weights, with which a rare class counts for more"
         report.warn(
             f"the class {name} has {share:.1%} of the rows: a model that never names it can be "
-            f"right in {1 - share:.1%}; judge by AUROC or balanced accuracy"
-            + ", and see model.class_weights, with which a rare class counts for more"
-            * has_weights
+            f"right in {1 - share:.1%}; judge by AUROC or balanced accuracy{weights}"
         )
     folded: dict[str, list[str]] = defaultdict(list)
     for text in sorted(total):

@@ -176,7 +176,7 @@ def explain_unreadable(path: str | Path, error: Exception) -> str:
         return "it is a folder, name the file in it" if is_folder else why
     with suppress(OSError):
         names = [entry.name for entry in Path(path).parent.iterdir()]
-        if near := difflib.get_close_matches(Path(path).name, names, 1):
+        if near := difflib.get_close_matches(Path(path).name, names, 1, 0.8):
             return f"there is no such file; did you mean {near[0][:60]!a}?"
     return "there is no such file"
 

@@ -186,8 +186,18 @@ class PrivateFederatedRegressor(_PrivateFederatedModel, RegressorMixin, BaseEsti
         settings: tuple[str, ...] = (),
         random_state: Any = None,
     ) -> None:
-        shared = {k: v for k, v in locals().items() if k not in ("self", "target", "__class__")}
-        super().__init__(**shared)
+        super().__init__(
+            epsilon=epsilon,
+            delta=delta,
+            clients=clients,
+            rounds=rounds,
+            model=model,
+            learning_rate=learning_rate,
+            clip=clip,
+            held_out=held_out,
+            settings=settings,
+            random_state=random_state,
+        )
         self.target = target
 
     def fit(self, X: Any, y: Any, client: Any = None) -> Self:
