@@ -68,7 +68,7 @@ docs: $(VENV)/.dev  ## the documentation site into build/docs (executes the tuto
 ##@ Trust it
 trust: $(VENV)/.dev  ## the long checks at full size (MNIST needs SOTTOVOCE_DATA)
 	@$(PIP) --editable '.[ray]'
-	@$(BIN)/python trust/table.py trust tests/simulation/test_executors.py
+	@$(BIN)/python trust/table.py trust tests/simulation/test_simulate_executors.py
 
 mutants: $(VENV)/.dev  ## deliberate privacy bugs, and which test notices each
 	@cd tests && ../$(BIN)/python -m mutants.mutant_score $(ARGS)

@@ -31,8 +31,8 @@ SHARED = "shared"  # among the workers' folders: what goes to the next run
 MOST = 8000  # programs; the whole suite has some 1,500
 WAITING = (
     "tests/hostile/test_deploy.py",
-    "tests/flower/test_federation.py",
-    "tests/flower/test_sum_view.py",
+    "tests/flower/test_local_federation.py",
+    "tests/flower/test_local_sum_view.py",
     "tests/flower/test_transport.py",
 )
 # Whose tests look at charts; elsewhere matplotlib paints none, which costs half a second a page.

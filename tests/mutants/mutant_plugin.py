@@ -24,11 +24,12 @@ from support import TESTS
 NAMED = {m.killer.partition("::")[0].removeprefix("tests/") for m in MUTANTS if "::" in m.killer}
 PRIVACY = NAMED | frozenset(
     [
-        "client/test_node.py", "client/test_release.py", "client/vault/test_identity.py",
+        "client/test_node.py", "client/test_release.py", "client/vault/test_witness_identity.py",
         "client/vault/test_vault.py", "crash/test_device.py", "models/test_features.py",
         "mutants/test_privacy_mutants.py", "privacy/test_budget.py", "privacy/test_calibration.py",
-        "privacy/test_filter.py", "privacy/test_sensitivity.py", "privacy/test_tank.py",
-        "schedules/test_cohort.py", "schedules/test_pricing.py", "simulation/test_compiled.py",
+        "privacy/test_tank_filter.py", "privacy/test_sensitivity.py", "privacy/test_tank.py",
+        "schedules/test_pricing_cohort.py", "schedules/test_pricing.py",
+        "simulation/test_compiled.py",
         "statistics/test_discrete_gaussian.py", "studies/audit/test_attacks.py",
         "studies/audit/test_messages.py",
     ]

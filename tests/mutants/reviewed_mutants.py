@@ -28,7 +28,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the attacker's view is rounded to the nearest",
         "privacy.budget",
         "What the card and `calibrate` say nobody exceeds (TPR, AUC) is rounded up: here it is rounded down half of the time, and the best attacker does better than what is printed.",
-        "tests/server/test_promises.py::test_what_no_attacker_exceeds_is_never_rounded_down",
+        "tests/server/test_federation_promises.py::test_what_no_attacker_exceeds_is_never_rounded_down",
         (
             (
                 'return float(Decimal(f"{value:.12g}").quantize(step, rounding=ROUND_CEILING))',
@@ -40,7 +40,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "classes counted on the labels are no leak",
         "privacy.budget",
         "The text says «are (ε, δ)-DP» without a condition although the number of classes was read off private labels: whoever sees the model's shape learns that somebody has the last label.",
-        "tests/server/test_promises.py::test_what_was_taken_raw_is_a_condition_of_the_claim",
+        "tests/server/test_federation_promises.py::test_what_was_taken_raw_is_a_condition_of_the_claim",
         (
             (
                 'LEAKS = ("raw-signal", "median-clip", "inferred-columns", "counted-classes", "evaluation-in-unit")',
@@ -52,7 +52,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "where no budget is told, nothing else is told",
         "privacy.budget",
         "A run whose clients all keep their budgets must still say that its transport was plaintext or its vaults fresh: the codes are dropped, and a listener's view is passed off as covered.",
-        "tests/server/test_promises.py::test_where_no_budget_is_told_what_is_not_covered_is",
+        "tests/server/test_federation_promises.py::test_where_no_budget_is_told_what_is_not_covered_is",
         (
             (
                 "every = tuple(dict.fromkeys([*ALWAYS_NOT_COVERED, *codes]))",
@@ -123,7 +123,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the greeting counts the classes on the labels",
         "client.device",
         "A greeting holds public numbers only: its number of classes follows from the client's own labels, and a server reads off it whether anybody has the last (rare) diagnosis.",
-        "tests/client/test_table_nodes.py::test_a_greeting_does_not_depend_on_any_row",
+        "tests/client/test_node_tables.py::test_a_greeting_does_not_depend_on_any_row",
         (
             (
                 '"classes": rows.classes,\n                "policy"',
@@ -166,7 +166,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "missing cells get the column's mean",
         "data.tables",
         "A row's numbers follow from that row and public bounds: with the mean of private cells in every gap, one record moves the gradients of all rows with gaps, beyond 2C.",
-        "tests/client/test_table_nodes.py::test_replacing_a_row_changes_no_other_row_that_a_node_reads",
+        "tests/client/test_node_tables.py::test_replacing_a_row_changes_no_other_row_that_a_node_reads",
         (
             (
                 "return np.asarray(scaled.fill_null(np.nan), np.float64)",
@@ -178,7 +178,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "features are centred over the pictures",
         "models.features",
         "A record's features change only if the record does: centred over all pictures of a piece, one replaced picture moves every other row, and the sum by far more than its sensitivity.",
-        "tests/client/test_table_nodes.py::test_what_a_row_contributes_does_not_depend_on_the_others",
+        "tests/client/test_node_tables.py::test_what_a_row_contributes_does_not_depend_on_the_others",
         (
             (
                 "values = values - np.mean(values, axis=1, keepdims=True)",
@@ -190,7 +190,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "validation and test rows are dealt to clients too",
         "data.partition",
         "Validation and test rows belong to no client: here clients train on rows that the server holds in the clear, steers by and tells an unnoised loss of.",
-        "tests/server/test_promises.py::test_no_row_that_the_server_holds_is_a_clients",
+        "tests/server/test_federation_promises.py::test_no_row_that_the_server_holds_is_a_clients",
         (
             (
                 "shared, rest = order[: validation + test], order[validation + test :]",
@@ -202,7 +202,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "classes are counted over the clients as well",
         "data.federated",
         "With one array a client the number of classes comes from the public rows, else it is refused: counted over all, the model's shape tells that one client has a label nobody else has.",
-        "tests/server/test_promises.py::test_the_number_of_classes_of_clients_arrays_comes_from_public_rows",
+        "tests/server/test_federation_promises.py::test_the_number_of_classes_of_clients_arrays_comes_from_public_rows",
         (
             (
                 "    classes = _find_classes([validation, test], target)\n",
@@ -214,7 +214,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a model that exits on a sample ends the answer",
         "models.base",
         "A sample on which a client's own code fails has no gradient, and nothing else happens: a SystemExit that one sample causes ends the fork, and the server sees the silence.",
-        "tests/server/test_promises.py::test_a_sample_on_which_own_code_exits_counts_as_nothing_and_ends_nothing",
+        "tests/server/test_federation_promises.py::test_a_sample_on_which_own_code_exits_counts_as_nothing_and_ends_nothing",
         (
             (
                 "except BaseException:  # an exit that a sample causes would tell of it, too",
@@ -352,7 +352,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a backup is readable by every account",
         "client.vault.rebinding",
         "A backup is treated as data, for the client's account alone: it holds the fingerprint, against which whoever reads it tries out the one cell that it does not know.",
-        "tests/server/test_promises.py::test_backups_and_keys_are_for_their_owner_alone",
+        "tests/server/test_federation_promises.py::test_backups_and_keys_are_for_their_owner_alone",
         (("draft.touch(mode=0o600, exist_ok=False)", "draft.touch(exist_ok=False)"),),
     ),
     (
@@ -371,7 +371,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "certificates keep quiet about the operator's word",
         "client.ledger",
         "What rests on the operator's word alone stands on the certificate: without it a restore with --nothing-since looks proven, and who relies on it cannot see the gap.",
-        "tests/server/test_promises.py::test_a_certificate_says_what_rests_on_the_operators_word",
+        "tests/server/test_federation_promises.py::test_a_certificate_says_what_rests_on_the_operators_word",
         (
             (
                 "text += _describe_word(line)",
@@ -383,7 +383,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "verify does not ask the witnesses",
         "client.ledger",
         "`ledger verify` says whether a newer state is known: without that a rolled-back vault is called whole, and its refunded budget goes unnoticed.",
-        "tests/server/test_promises.py::test_a_vault_that_is_not_the_newest_is_not_called_whole",
+        "tests/server/test_federation_promises.py::test_a_vault_that_is_not_the_newest_is_not_called_whole",
         (
             (
                 '            ("witness", "whether a newer state is known", require_newest),\n',
@@ -395,14 +395,14 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a damaged vault gets its certificate",
         "reports.certificate",
         "A vault is checked from end to end before it is certified: here uploads that were exchanged on the disk are certified as those that were sent.",
-        "tests/server/test_promises.py::test_a_damaged_vault_gets_no_certificate",
+        "tests/server/test_federation_promises.py::test_a_damaged_vault_gets_no_certificate",
         (("    ledger.verify(path).require()\n", "    ledger.verify(path)\n"),),
     ),
     (
         "the certificate's head has the tightened budget",
         "reports.certificate",
         "The promise is the budget of the first release: a head with the (ε, δ) chosen in hindsight claims less than what the uploads before it had.",
-        "tests/server/test_promises.py::test_a_certificates_head_has_the_budget_of_the_first_release",
+        "tests/server/test_federation_promises.py::test_a_certificates_head_has_the_budget_of_the_first_release",
         (
             (
                 'budget = f"({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)})"',
@@ -426,7 +426,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a budget may be worth more than its (ε, δ)",
         "server.members",
         "A record's (ε, δ) holds for every client: a client whose capacity is more than its ε buys is taken in, and the record states an ε that its noise does not keep.",
-        "tests/server/test_promises.py::test_a_client_whose_budget_is_worth_more_than_its_epsilon_is_not_taken_in",
+        "tests/server/test_federation_promises.py::test_a_client_whose_budget_is_worth_more_than_its_epsilon_is_not_taken_in",
         (
             (
                 '        if self.capacity > most * (1 + 1e-6):\n            raise Malformed("the client\'s budget is worth more than its (ε, δ)")\n',
@@ -438,7 +438,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a vault of records takes part in a plan for clients",
         "server.coordinator",
         "The record's unit is that of every client's vault: a vault whose other releases protect single records is promised (ε, δ) for its whole data set.",
-        "tests/server/test_guarantee.py::test_a_client_takes_part_for_the_unit_of_its_vault_only",
+        "tests/server/test_federation_guarantee.py::test_a_client_takes_part_for_the_unit_of_its_vault_only",
         (
             (
                 "if member.unit != plan.local.unit:",
@@ -462,7 +462,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the loosest client is the one with the largest ε",
         "server.federation",
         "The guarantee is that of the client with the loosest promise: by ε alone, a client with a slightly smaller ε and a far larger δ is promised what it has not.",
-        "tests/server/test_guarantee.py::test_every_client_has_the_stated_epsilon_and_delta",
+        "tests/server/test_federation_guarantee.py::test_every_client_has_the_stated_epsilon_and_delta",
         (
             (
                 "plan, worth = self.plan, self._compute_worth()",
@@ -474,7 +474,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the paper's ε of random cohorts is that of balanced ones",
         "server.federation",
         "Under `paper` the ε that holds is told: random cohorts take up to two fifths of the clients more often than ⌈qT⌉ times, and for them the figure is too small.",
-        "tests/server/test_promises.py::test_under_paper_the_epsilon_told_covers_the_client_that_is_asked_most",
+        "tests/server/test_federation_promises.py::test_under_paper_the_epsilon_told_covers_the_client_that_is_asked_most",
         (
             (
                 'if isinstance(self.schedule, FixedRounds) and self.terms.cohort == "balanced":',
@@ -505,7 +505,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the public file has the clients' rows",
         "data.federated",
         "What the server is given holds no training rows: here every client's rows stand in the file that the server reads, unnoised.",
-        "tests/server/test_promises.py::test_the_file_of_public_rows_holds_no_clients_row",
+        "tests/server/test_federation_promises.py::test_the_file_of_public_rows_holds_no_clients_row",
         (
             (
                 "    for name in PUBLIC_SETS:\n        rows: Samples",
@@ -517,7 +517,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "vaults made for one run are taken for lasting ones",
         "data.federated",
         "The guarantee of a run with fresh vaults speaks of this run alone: read back without the mark, it claims (ε, δ) for all runs over the same rows, each of which has a budget of its own.",
-        "tests/server/test_promises.py::test_public_rows_that_are_read_back_keep_the_mark_of_fresh_vaults",
+        "tests/server/test_federation_promises.py::test_public_rows_that_are_read_back_keep_the_mark_of_fresh_vaults",
         (
             (
                 "        none, nobody, validation, test, None, shape, classes, layout, fresh_vaults=fresh\n",
@@ -529,7 +529,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "dealt rows are readable by every account",
         "flower.federate",
         "A client's rows lie in folders for their owner alone: made with the usual mode, every account of the machine reads the rows and the vaults' fingerprints.",
-        "tests/server/test_promises.py::test_dealt_rows_are_in_folders_for_their_owner_alone",
+        "tests/server/test_federation_promises.py::test_dealt_rows_are_in_folders_for_their_owner_alone",
         (
             (
                 "(out / NODES).mkdir(mode=0o700, exist_ok=True)",
@@ -587,7 +587,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the plan's own table is refused by its spelling",
         "studies.rehearsal.standin",
         "Settings are never chosen on the clients' rows: named by another path or a link, the private table itself is rehearsed on, and every chosen setting is an unpaid release.",
-        "tests/server/test_promises.py::test_settings_are_not_chosen_on_the_plans_own_table_by_any_name",
+        "tests/server/test_federation_promises.py::test_settings_are_not_chosen_on_the_plans_own_table_by_any_name",
         (
             (
                 "if isinstance(file, str | Path) and Path(file).exists() and path.samefile(file):",
@@ -599,7 +599,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "rows said to be public count as published",
         "studies.rehearsal.standin",
         "What a rehearsal cost rests on the operator's word where a file was given: the plan and the card then say «none; no private row was read» of rows that may be a client's.",
-        "tests/server/test_promises.py::test_what_a_rehearsal_cost_rests_on_the_operators_word_where_a_file_was_given",
+        "tests/server/test_federation_promises.py::test_what_a_rehearsal_cost_rests_on_the_operators_word_where_a_file_was_given",
         (
             (
                 'origin="own" if same else "published" if published else "said",',
@@ -611,7 +611,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "an audit's contradictions leave μ to the reader",
         "studies.audit.findings",
         "The exit code of an audit follows from its contradictions: with those of μ left out of the list, a client with half the noise passes the audit.",
-        "tests/server/test_promises.py::test_an_audit_that_refutes_mu_says_so",
+        "tests/server/test_federation_promises.py::test_an_audit_that_refutes_mu_says_so",
         (
             (
                 "            if measurement.refutes_mu:\n",
@@ -623,7 +623,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the card rounds its ε to the nearest",
         "reports.pages",
         "An ε or δ that is claimed is rounded up: 30.3142 is shown as 30.31, which does not hold.",
-        "tests/server/test_promises.py::test_a_printed_epsilon_is_never_smaller_than_the_one_that_holds",
+        "tests/server/test_federation_promises.py::test_a_printed_epsilon_is_never_smaller_than_the_one_that_holds",
         (
             (
                 "return format_number(float(format_claim(value, max(digits, whole))), digits)",
@@ -635,7 +635,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the attacker's view is that of what was spent",
         "reports.run",
         "The guarantee is the cap, not the gauge: of a run that stopped early, the card bounds the attacker by the realised sum, which under adaptive stopping is no bound.",
-        "tests/server/test_promises.py::test_the_attacker_on_the_card_is_the_one_at_the_cap",
+        "tests/server/test_federation_promises.py::test_the_attacker_on_the_card_is_the_one_at_the_cap",
         (
             (
                 "return math.sqrt(float(np.nanmax(self.clients.capacity)))",
@@ -647,14 +647,14 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "calibrate promises the paper's own ε",
         "schedules.calibrate",
         "Under `paper` the guarantee names the ε that holds: here (20, 10⁻³) is promised where 30.3 holds, and an attacker has ten nats more.",
-        "tests/server/test_promises.py::test_calibrate_promises_what_its_noise_keeps",
+        "tests/server/test_federation_promises.py::test_calibrate_promises_what_its_noise_keeps",
         (("Budget(holds, budget.delta),", "budget,"),),
     ),
     (
         "a transport that cannot tell counts as encrypted",
         "flower.server_app",
         "A record must not promise what is not known: a grid that does not say whether it is encrypted is taken for TLS, and the record keeps quiet about a listener.",
-        "tests/server/test_promises.py::test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told",
+        "tests/server/test_federation_promises.py::test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told",
         (
             (
                 'return getattr(grid, "_insecure", True) is False',
@@ -666,7 +666,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a run that goes on may do so in plaintext",
         "flower.server_app",
         "Plaintext is refused unless it was allowed: a run that was begun over TLS and is resumed without it goes on, and a listener reads every upload.",
-        "tests/server/test_promises.py::test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told",
+        "tests/server/test_federation_promises.py::test_plaintext_is_refused_unless_it_was_allowed_and_then_it_is_told",
         (
             (
                 'if not secure and not config["insecure"]:',
@@ -678,14 +678,14 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "SuperNodes are not authenticated",
         "flower.local",
         "Node authentication is on: without it whoever reaches the port greets with another client's vault id and answers in its place.",
-        "tests/server/test_promises.py::test_nodes_authenticate_themselves_and_run_what_is_installed",
+        "tests/server/test_federation_promises.py::test_nodes_authenticate_themselves_and_run_what_is_installed",
         (('            argv.append("--enable-supernode-auth")\n', ""),),
     ),
     (
         "nodes run what the server ships",
         "flower.local",
         "A node answers with the sottovoce that its operator installed: by default it now executes the server's bundle, which may read the rows and send them.",
-        "tests/server/test_promises.py::test_nodes_authenticate_themselves_and_run_what_is_installed",
+        "tests/server/test_federation_promises.py::test_nodes_authenticate_themselves_and_run_what_is_installed",
         (("    app: str | None = worker.APP,\n", "    app: str | None = None,\n"),),
     ),
     (
@@ -711,7 +711,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "keys are readable by the group",
         "flower.certificates",
         "Keys are readable by their owner alone: another account of the machine takes the node's key and speaks for it, or the authority's and for the server.",
-        "tests/server/test_promises.py::test_backups_and_keys_are_for_their_owner_alone",
+        "tests/server/test_federation_promises.py::test_backups_and_keys_are_for_their_owner_alone",
         (
             (
                 "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)",
@@ -723,7 +723,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a demonstration in plaintext calls itself encrypted",
         "flower.federate",
         "What is said at the start must hold: of an --insecure run it is said that every message is encrypted, and an operator who believes it listens to nobody's warning.",
-        "tests/server/test_promises.py::test_a_demonstration_in_plaintext_does_not_call_itself_encrypted",
+        "tests/server/test_federation_promises.py::test_a_demonstration_in_plaintext_does_not_call_itself_encrypted",
         (("show.say(INSECURE if options.insecure else SECURE)", "show.say(SECURE)"),),
     ),
 ]
@@ -734,7 +734,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a sum's noise alone is not booked",
         "client.device",
         "Both accounts are booked before anything is computed: what the noise alone costs is missing in one.",
-        "tests/server/test_sum_federation.py::test_both_accounts_grow_with_every_sum",
+        "tests/server/test_sum_round.py::test_both_accounts_grow_with_every_sum",
         (
             (
                 "alone = count_units(change, masked[0], vault.capacity)",
@@ -746,7 +746,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a set is forgotten with the process",
         "client.vault.vault",
         "One set a round, durable: a client that was started anew signs a second one.",
-        "tests/server/test_sum_federation.py::test_two_sets_are_refused_by_a_client_that_was_started_anew",
+        "tests/server/test_sum_round.py::test_two_sets_are_refused_by_a_client_that_was_started_anew",
         (
             (
                 'self._chest.append("note", [("note", facts)])',
@@ -758,14 +758,14 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the account of one's own noise has no end",
         "client.vault.vault",
         "A policy caps both: without the second cap everyone together learns more than ε_alone.",
-        "tests/server/test_sum_federation.py::test_both_accounts_are_booked_and_neither_is_exceeded",
+        "tests/server/test_sum_round.py::test_both_accounts_are_booked_and_neither_is_exceeded",
         ((" or all_alone > self.limit_alone:", ":"),),
     ),
     (
         "a retried input draws new noise",
         "client.device",
         "A retry gets the stored bytes: two inputs with one mask differ by their noises.",
-        "tests/server/test_sum_federation.py::test_a_retried_input_is_the_stored_one",
+        "tests/server/test_sum_round.py::test_a_retried_input_is_the_stored_one",
         (
             (
                 "if before.upload is not None and not asks_key:",
@@ -928,7 +928,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a partition from Python moves private rows by their labels",
         "server.federation",
         "With secure noise an upload depends on its client's rows alone: dealt by their labels, one person's row moves the rows of every other client.",
-        "tests/simulation/test_parts.py::test_a_partition_never_moves_private_rows_by_their_labels_with_secure_noise",
+        "tests/simulation/test_simulate_parts.py::test_a_partition_never_moves_private_rows_by_their_labels_with_secure_noise",
         (
             (
                 'if plan.noise == "secure" and (plan.data.path is not None',
@@ -1151,14 +1151,14 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the h - 1 largest promises of others are counted on",
         "privacy.calibration",
         "The noise that protects in a sum is that of whoever is honest, at worst of those who add least.",
-        "tests/server/test_observers.py::test_the_noise_of_any_h_honest_clients_is_enough",
+        "tests/server/test_federation_observers.py::test_the_noise_of_any_h_honest_clients_is_enough",
         (("ordered = np.sort(values, axis=-1)", "ordered = -np.sort(-values, axis=-1)"),),
     ),
     (
         "one promise too many is counted on",
         "schedules.pricing",
         "A client counts itself and h - 1 others: with h others it relies on one more than its policy allows.",
-        "tests/server/test_observers.py::test_the_noise_of_any_h_honest_clients_is_enough",
+        "tests/server/test_federation_observers.py::test_the_noise_of_any_h_honest_clients_is_enough",
         (
             (
                 "add_smallest(promised, honest - 1)",
@@ -1170,21 +1170,21 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "noise is divided by the root of h twice",
         "schedules.pricing",
         "With h equal clients each adds σ/√h; divided again, the sum has only σ²/h in all.",
-        "tests/server/test_observers.py::test_the_noise_of_any_h_honest_clients_is_enough",
+        "tests/server/test_federation_observers.py::test_the_noise_of_any_h_honest_clients_is_enough",
         (("np.sqrt(own) / samples,", "np.sqrt(own / honest) / samples,"),),
     ),
     (
         "a sum of h clients is unmasked, c of them corrupt",
         "server.rounds",
         "Of h + c clients at least h are honest; of h alone c may know their own noise.",
-        "tests/server/test_observers.py::test_fewer_than_h_and_c_clients_upload_nothing_and_pay_nothing",
+        "tests/server/test_federation_observers.py::test_fewer_than_h_and_c_clients_upload_nothing_and_pay_nothing",
         (("terms.honest + terms.corrupt", "terms.honest"),),
     ),
     (
         "what a client's own noise costs is not booked",
         "runs.record",
         "If all others turn against it, a client has only its own noise: the record must say what that is worth.",
-        "tests/server/test_observers.py::test_both_books_of_a_run_hold",
+        "tests/server/test_federation_observers.py::test_both_books_of_a_run_hold",
         (
             (
                 '{"spent_alone": if_disclosed(sum_alone(federation, state))}',
@@ -1196,7 +1196,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "the promise alone is that of the sum",
         "server.federation",
         "Whatever anyone does, a client that shares its noise is held to less than its budget says.",
-        "tests/server/test_observers.py::test_both_books_of_a_run_hold",
+        "tests/server/test_federation_observers.py::test_both_books_of_a_run_hold",
         (
             (
                 "most_alone = self.terms.honest * self.capacity[loosest]",
@@ -1208,42 +1208,42 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "noise that colluding clients know protects in the models",
         "privacy.calibration",
         "Clients that tell what they know have their noise subtracted: only that of the others protects.",
-        "tests/server/test_observers.py::test_no_set_of_colluding_clients_learns_more_than_the_model_view_says",
+        "tests/server/test_federation_observers.py::test_no_set_of_colluding_clients_learns_more_than_the_model_view_says",
         (("max(noise.shape[-1] - 1 - colluding, 0)", "noise.shape[-1] - 1"),),
     ),
     (
         "the colluding clients are those that add least noise",
         "privacy.calibration",
         "The worst others to lose are those whose noise protects most.",
-        "tests/server/test_observers.py::test_no_set_of_colluding_clients_learns_more_than_the_model_view_says",
+        "tests/server/test_federation_observers.py::test_no_set_of_colluding_clients_learns_more_than_the_model_view_says",
         (("honest = add_smallest(noise, ", "honest = -add_smallest(-noise, "),),
     ),
     (
         "colluding clients count in the cap of an adaptive run",
         "server.federation",
         "Of K equal clients K - c protect each other against an observer with c of them.",
-        "tests/server/test_observers.py::test_an_adaptive_schedule_is_bounded_for_equal_clients_only",
+        "tests/server/test_federation_observers.py::test_an_adaptive_schedule_is_bounded_for_equal_clients_only",
         (("(len(self.capacity) - c)", "len(self.capacity)"),),
     ),
     (
         "the sum as played is stated of every schedule",
         "server.federation",
         "After an adaptive stop the realised sum is no guarantee.",
-        "tests/server/test_observers.py::test_an_adaptive_schedule_is_bounded_for_equal_clients_only",
+        "tests/server/test_federation_observers.py::test_an_adaptive_schedule_is_bounded_for_equal_clients_only",
         (("isinstance(self.schedule, FixedRounds | DecayingNoise | ForecastRounds)", "True"),),
     ),
     (
         "the sum of a run that was stopped is stated",
         "server.federation",
         "Whoever stops a run may have looked at its models: what was released so far is no bound.",
-        "tests/server/test_observers.py::test_a_fixed_schedule_that_did_not_end_states_nothing",
+        "tests/server/test_federation_observers.py::test_a_fixed_schedule_that_did_not_end_states_nothing",
         (("if fixed and finished and ", "if fixed and "),),
     ),
     (
         "several local steps are seen through the mean",
         "server.federation",
         "Before its second step a client has only its own noise: the others' do not protect what it computes there.",
-        "tests/server/test_observers.py::test_an_adaptive_schedule_is_bounded_for_equal_clients_only",
+        "tests/server/test_federation_observers.py::test_an_adaptive_schedule_is_bounded_for_equal_clients_only",
         (("if self.recipe.releases > 1:", "if self.recipe.releases > 10**9:"),),
     ),
     (
@@ -1264,7 +1264,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a table has another fingerprint than its old vault",
         "client.node",
         "The second ledger of rows that version 0.1 has kept one for would go unnoticed, and their budget would be spent twice.",
-        "tests/client/test_table_nodes.py::test_a_vault_of_version_0_1_knows_its_table",
+        "tests/client/test_node_tables.py::test_a_vault_of_version_0_1_knows_its_table",
         (("target=target), low=0.0)", "target=target))"),),
     ),
     (
@@ -1337,7 +1337,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a rebind looks for ledgers without a lock",
         "client.vault.rebinding",
         "Whoever looks for other ledgers of rows holds the lock until its own is noted: a rebind or move without it passes beside a creation, and rows are promised twice unnoticed.",
-        "tests/client/vault/test_identity.py::test_an_operators_word_waits_for_a_ledger_that_is_being_made",
+        "tests/client/vault/test_witness_identity.py::test_an_operators_word_waits_for_a_ledger_that_is_being_made",
         (
             ("        with witness.hold_ledgers(dataset):", "        if True:"),
             ("    with witness.hold_ledgers(books.dataset):", "    if True:"),
@@ -1347,14 +1347,14 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "an opening notes its ledger without a lock",
         "client.vault.chest",
         "A vault that nobody has noted is noted under the lock of its rows: without it, its opening passes beside a creation, and rows are promised twice unnoticed.",
-        "tests/client/vault/test_identity.py::test_an_operators_word_waits_for_a_ledger_that_is_being_made",
+        "tests/client/vault/test_witness_identity.py::test_an_operators_word_waits_for_a_ledger_that_is_being_made",
         (("        with witness.hold_ledgers(self.books.dataset):", "        if True:"),),
     ),
     (
         "rounds that nobody pays for fill the ledger",
         "client.vault.vault",
         "A key of the sum view costs no budget, so a client opens a bounded number of rounds that are never paid for: without the bound a server that only asks for keys fills the disk of every client.",
-        "tests/server/test_sum_federation.py::test_rounds_that_nobody_pays_for_do_not_fill_the_ledger",
+        "tests/server/test_sum_round.py::test_rounds_that_nobody_pays_for_do_not_fill_the_ledger",
         (("        if self._books.unpaid >= MOST_UNPAID:", "        if False:"),),
     ),
     (
@@ -1368,7 +1368,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "what holds alone is that of continuous noise",
         "client.vault.policy",
         "A vault states for its noise alone what discrete noise costs: without the correction it states a smaller epsilon than is proven.",
-        "tests/server/test_sum_federation.py::test_what_holds_alone_pays_for_discrete_noise",
+        "tests/server/test_sum_round.py::test_what_holds_alone_pays_for_discrete_noise",
         (
             (
                 "calibrations.bound_epsilon(self.delta, worth)",

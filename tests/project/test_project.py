@@ -78,6 +78,22 @@ def test_the_house_stays_small_enough_to_be_read():
     assert sum(len(path.read_text("utf-8").splitlines()) for path in modules) <= MOST_LINES
 
 
+def test_tests_lie_where_the_code_lies():
+    """`tests/PACKAGE/test_MODULE.py` or `test_MODULE_TOPIC.py`, except what tests no module."""
+    source, apart = ROOT / "src" / "sottovoce", {"benchmarks", "project"}
+    apart |= {"browser", "crash", "hostile", "mutants", "statistics"}
+    astray = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        folder, words = path.parent.relative_to(ROOT / "tests"), path.stem.split("_")[1:]
+        modules = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
+        beside = [source / folder / name for name in modules]
+        if folder.parts[0] not in apart and not any(
+            module.with_suffix(".py").exists() or module.is_dir() for module in beside
+        ):
+            astray.append(str(path.relative_to(ROOT)))
+    assert astray == []
+
+
 def test_every_module_and_public_function_says_what_it_is():
     for module in every_module():
         assert inspect.getdoc(module), module.__name__

@@ -262,7 +262,7 @@ def first_break(*, sampling: float, ratio: float) -> int | None:
     """
     if (end := certain_break(sampling=sampling, ratio=ratio)) == float("inf"):
         return None
-    # In every case tried (test_moments.py) it stays broken from the first such λ on: bisect.
+    # In every case that test_reproduce_moments.py tries it stays broken from there on: bisect.
     low, high = 0, int(end) + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -220,7 +220,7 @@ def deal_by_label(labels, clients, rng):
 
 def test_a_partition_decides_who_holds_what():
     run = simulate(SHORT, seed=1, partition=deal_by_label)
-    plan = SHORT.replace(parts=("partition: simulation.test_parts.deal_by_label",))
+    plan = SHORT.replace(parts=("partition: simulation.test_simulate_parts.deal_by_label",))
     assert run.record["plan"]["parts"][0].endswith("deal_by_label")
     federation = build(Plan(**run.record["plan"]), seed=1, parts=Parts(partition=deal_by_label))
     held = federation.held
