@@ -8,6 +8,7 @@ fork imports its own mutant.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -46,6 +47,7 @@ def play_trial(order: dict[str, Any]) -> int:
         traceback.print_exc()
         return 1
     finally:
+        atexit._run_exitfuncs()  # a fork ends without them: its temporary folders would stay
         sys.stdout.flush()
         sys.stderr.flush()
 
