@@ -18,14 +18,9 @@ BIN = ".venv/bin"
 # costs 10 to 20 seconds before its first test.
 PYTEST = [f"{BIN}/python", "-m", "pytest", "-q", "--dist", "worksteal", "-n", "3"]
 # What tests train is small: most of their time was XLA's optimising. `make trust` repeats them as
-# users compile; here those do whose programs must agree bit for bit, and all that is about a
-# client's release, its vault, a federation or a command.
+# users compile, and so do the parts "docs" and "wheel", which run commands of users; here those do
+# whose programs must agree bit for bit.
 PLAIN = ["env", "JAX_DISABLE_MOST_OPTIMIZATIONS=1", "XLA_FLAGS=--xla_cpu_use_fusion_emitters=false"]
-TRAINING = [
-    *("tests/data", "tests/models", "tests/plan", "tests/privacy", "tests/reports", "tests/runs"),
-    *("tests/schedules", "tests/server", "tests/simulation", "tests/studies"),
-]
-OTHERS = [f"--ignore={folder}" for folder in TRAINING]
 WHERE_EXACT = ["tests/simulation/test_accelerator.py", "tests/models/test_clipping.py"]
 EXACT = [f"{BIN}/python", "-m", "pytest", "-q", "-m", "exact", *WHERE_EXACT]
 
@@ -46,8 +41,7 @@ CHECK = [[INSTALL], LINT, [("quick tests", [*PLAIN, *PYTEST, *QUICK])]]
 TEST = [
     [INSTALL],
     [*LINT, *BUILD, ("exact tests", EXACT)],
-    [("training", [*PLAIN, *PYTEST, "--durations=8", "-m", "not exact and not trust", *TRAINING])],
-    [("tests", [*PYTEST, "--durations=8", "-m", "not trust", *OTHERS])],
+    [("tests", [*PLAIN, *PYTEST, "--durations=8", "-m", "not exact and not trust"])],
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from sottovoce.studies.paper.definition import list_figures
 from support.command_line import run_command
 
 ROOT = Path(__file__).parent.parent
-TRAINING = runpy.run_path(str(ROOT / "tests" / "parts.py"))["TRAINING"]
 
 
 def tell_without_times(found) -> dict:
@@ -66,13 +64,6 @@ def run_tests(*words: str) -> str:
     return done.stdout.splitlines()[-1].partition(" in ")[0]
 
 
-def test_programs_that_xla_optimises_pass_the_tests_of_training(record_property):
-    """`make test` compiles all but the exact ones without most optimisations."""
-    record_property("size", run_tests(*TRAINING))
-
-
-def test_sizes_and_combinations_that_make_test_leaves_out(record_property):
-    """Tests and cases marked `trust`; of each guarantee `make test` has another case."""
-    folders = (path for path in (ROOT / "tests").iterdir() if path.is_dir())
-    others = sorted({f"tests/{path.name}" for path in folders} - set(TRAINING))
-    record_property("size", run_tests("-m", "trust", *others))
+def test_the_suite_passes_with_what_xla_optimises_and_make_test_leaves_out(record_property):
+    """`make test` compiles without most optimisations, and leaves out what is marked `trust`."""
+    record_property("size", run_tests("tests"))
