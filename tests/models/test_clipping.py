@@ -21,6 +21,7 @@ from sottovoce.models.cnn import Cnn
 from sottovoce.models.custom import custom
 from sottovoce.models.least_squares import LeastSquares
 from sottovoce.models.mlp import Mlp
+from sottovoce.models.person import PersonModel
 from sottovoce.models.softmax import Softmax
 from sottovoce.models.svm import Svm
 from support.numpy_twin import NAMES, as_float64, clipped_sum_numpy
@@ -421,6 +422,21 @@ def test_a_factor_whose_square_is_lost_does_not_hide_the_norm(tiny, positions):
     for m in range(4):
         found = clipping.clipped_sum(model, params, x, y, jnp.eye(4)[m], 1e-5)["w"]
         np.testing.assert_allclose(np.ravel(found), 1e-5 * exact[m] / norms[m], rtol=1e-3)
+
+
+@pytest.mark.parametrize("clip", [1e-2, 1.0])
+def test_a_long_row_of_a_person_does_not_hide_the_norm_of_another(clip):
+    """Beside a row of length 10¹⁹ that adds nothing, ‖a‖² of the other one was rounded to 0."""
+    model = PersonModel(Mlp(400, 4, 2), 2, 400)
+    params = {name: jnp.zeros(shape) for name, shape in model.shapes().items()}
+    params["w1"] = params["w1"].at[0].set(-1)  # so that the long row reaches no unit
+    params |= {"b1": jnp.ones(4), "w2": params["w2"].at[:, 0].set(1)}
+    rows = np.ones((2, 402), np.float32)
+    rows[0, :400], rows[1, 0], rows[:, 401] = np.eye(400)[0] * 1.2e19, 0, 0.5
+    x, one = jnp.asarray(rows.reshape(1, -1)), jnp.ones(1)
+    found = clipped_sum(model, params, x, jnp.zeros(1, int), one, clip)
+    norm = distance(found, jax.tree.map(jnp.zeros_like, found))
+    np.testing.assert_allclose(norm, clip, rtol=1e-5)
 
 
 def make_saturated(kind):

@@ -325,6 +325,26 @@ def test_a_factor_whose_square_is_lost_does_not_hide_the_norm(tiny, positions):
         np.testing.assert_allclose(found["layer.weight"].reshape(-1), wanted, rtol=1e-3)
 
 
+class Uneven(torch.nn.Module):
+    """A layer used at two positions, of which only the second one reaches the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 5, bias=False)
+        self.register_buffer("parts", torch.tensor([0.0, 1e-5]))
+
+    def forward(self, x):
+        return (self.layer(x.reshape(len(x), 2, 8)).sum(2) * self.parts).sum(1)
+
+
+def test_a_long_input_that_adds_nothing_does_not_hide_the_norm_of_another():
+    x = np.random.default_rng(0).standard_normal((1, 16)) * np.repeat([1e23, 1.0], 8)
+    model = torch_model.TorchModel(Uneven, loss=lambda scores, y: scores)
+    params, y = model.draw_parameters(seed=1), np.zeros(1, int)
+    found = model.clipped_sum(params, x.astype(np.float32), y, np.ones(1, np.float32), 1e-6)
+    np.testing.assert_allclose(np.linalg.norm(found["layer.weight"]), 1e-6, rtol=1e-3)
+
+
 class Vanishing(torch.nn.Module):
     """A layer or a table used at three positions, with weights that add up to 0: no gradient."""
 

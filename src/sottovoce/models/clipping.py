@@ -324,12 +324,13 @@ class DenseLayers(NamedTuple):
 
 
 def _balance_products(inputs: Array, errors: Array) -> tuple[Array, Array]:
-    """Return (a/s, sδ) for every row, with a power of two s that brings a to about 1.
+    """Return (a/s, sδ) for every product, with a power of two s that brings a to about 1.
 
     The products are the same bit for bit, and no square of a factor is rounded to 0 or to inf where
-    that of the gradient is not: such a row would be added whole.
+    that of the gradient is not: such a row would be added whole. One s for all products of a row
+    would lose the short ones beside a long one that adds nothing.
     """
-    largest = jnp.max(jnp.abs(inputs), axis=(1, 2), keepdims=True)
+    largest = jnp.max(jnp.abs(inputs), axis=2, keepdims=True)
     scale = jnp.ldexp(jnp.ones_like(largest), jnp.frexp(largest)[1])
     return inputs / scale, errors * scale.astype(errors.dtype)
 

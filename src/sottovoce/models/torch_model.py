@@ -805,7 +805,7 @@ def _measure_rows(leaf: Gradients) -> tuple[Gradients, Tensor]:
     error, given = leaf
     is_table = not given.is_floating_point()
     if not is_table and given.numel():  # by a power of two, so that no square of a factor is lost
-        exponent = torch.frexp(given.abs().amax((1, 2), keepdim=True)).exponent
+        exponent = torch.frexp(given.abs().amax(2, keepdim=True)).exponent
         leaf = error, given = torch.ldexp(error, exponent), torch.ldexp(given, -exponent)
     if error.shape[1] == 1:
         return leaf, _square_lengths(error) * (1 if is_table else _square_lengths(given))
