@@ -49,6 +49,25 @@ def test_the_test_rows_steer_where_the_plan_leaves_no_others():
     assert "On the test rows, which steer" not in reports.render_report(kept.record)
 
 
+@pytest.mark.parametrize("change", ["model.loss=huber", "local.unit=record"])
+def test_runs_of_a_sweep_share_only_rows_that_are_read_alike(change):
+    """A loss, or persons as samples, are those of the run's own plan, and not of the first one."""
+    rng = np.random.default_rng(0)
+    x, person = rng.random((600, 4), np.float32), rng.integers(0, 200, 600)
+    given = Given((x, x.sum(axis=1)), person=person)
+    plan = Plan(
+        data={"name": "arrays", "clients": 3, "validation": 40, "test": 40, "target": [0.0, 4.0]},
+        model={"name": "softmax", "loss": "squared"},
+        local={"unit": "person", "learning_rate": 1.0},
+        rounds={"schedule": "fixed", "rounds": 2},
+    )
+    plans = [plan, plan.replace(change)]
+    runs = dict(simulate_each(plans, seeds=[1], given=given))
+    for i, own in enumerate(plans):
+        alone = simulate(own, data=given.train, person=person, seed=1)
+        assert without_time(runs[i].record) == without_time(alone.record)
+
+
 @pytest.mark.parametrize("rounds", [3, 10])
 def test_the_step_by_the_public_rule_learns_in_few_rounds(rounds):
     """With ηC = 32, the bound of before, it was 0.56 in three rounds and 0.61 in ten."""

@@ -494,7 +494,7 @@ def _play_jobs(
 ) -> Iterator[tuple[int, Trained]]:
     """Play the runs of a sweep in this process."""
     together = jax.default_backend() != "cpu" if together is None else together
-    places = [(p.data, tuple(getattr(p.model, key) for key in KEYS), seed) for p, seed in jobs]
+    places = [_name_rows(plan, seed) for plan, seed in jobs]
     first: dict[Any, Job] = {}
     for place, job in zip(places, jobs, strict=True):
         first.setdefault(place, job)
@@ -535,6 +535,12 @@ def _play_jobs(
             thread.shutdown(wait=False, cancel_futures=True)
             if freezes:
                 gc.unfreeze()
+
+
+def _name_rows(plan: Plan, seed: int) -> tuple[Any, ...]:
+    """Return all that a run's holdings follow from: runs with the same share them."""
+    features = tuple(getattr(plan.model, key) for key in KEYS)
+    return plan.data, features, plan.regression, plan.rows_per_person, seed
 
 
 def _load_rows(given: Given | None, job: Job) -> Holdings:
