@@ -303,6 +303,24 @@ def test_test_rows_choose_no_rounds():
     assert build(own, data=Given(draw(240, 5)), seed=1).plan.rounds.schedule == "discounted"
 
 
+def test_labels_of_test_rows_do_not_choose_what_is_forecast(monkeypatch):
+    """The metric that heads the result may follow from them, the choice of T and r may not."""
+    asked, compile_pair = set(), forecast._train_pair.lower
+    found = SimpleNamespace(lower=lambda *all: asked.add(all[2]) or compile_pair(*all))
+    monkeypatch.setattr(forecast, "_train_pair", found)
+    x, y = draw(200, 7)
+    headed = set()
+    for labels in (y, np.zeros_like(y)):
+        pairs = Given(draw(240, 5), draw(60, 6), (x, labels))
+        federation = build(plan(**FORECAST), data=pairs, seed=1)
+        headed.add(federation.metric)
+        tank, params = federation.tank(), federation.model.draw_parameters(1)
+        public = federation.held.validation
+        forecast.prepare_forecast(federation, params, public, tank=tank, seed=1)
+    assert asked == {"accuracy"}
+    assert headed == {"accuracy", "balanced_accuracy"}
+
+
 def test_what_it_cannot_do_is_refused_or_discounted_in_a_sentence(caplog):
     with pytest.raises(PlanError, match="never looks at; choose public, or discounted"):
         plan(**FORECAST, **{"server.signal": "clients"})

@@ -31,6 +31,7 @@ from sottovoce.data.federated import Samples
 from sottovoce.errors import InputError
 from sottovoce.models import clipping
 from sottovoce.models.base import JaxModel, Params
+from sottovoce.models.metrics import choose_metric
 from sottovoce.privacy import seeds
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import Tank
@@ -90,7 +91,9 @@ def prepare_forecast(
     finish = replace(federation.finish, best=False)  # of a candidate, the last model is taken
     first = dict(enumerate(map(np.asarray, jax.tree.leaves(params))))
     rows, start = jax.device_put((x, y, weight)), jax.device_put((first, finish.begin(first)))
-    metric = plan.metric or (federation.metric if federation.held.target is None else None)
+    metric = plan.metric
+    if metric is None and federation.held.target is None:  # by these labels alone: no test rows
+        metric = choose_metric(public.y, federation.held.classes)
     parts = np.split(y[splits], [seen], axis=-1)
     if metric in NEED_TWO and any(np.any(np.ptp(part, axis=-1) == 0) for part in parts):
         metric = None  # it is not defined on some part, which would count as diverged
