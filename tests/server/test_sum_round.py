@@ -160,6 +160,19 @@ def test_a_client_with_false_books_is_left_out_of_the_sum_and_the_run_has_its_re
     assert done.record["rounds"][0]["missing"] == {"client-1": "malformed"}
 
 
+@pytest.mark.parametrize("code", ["\ud800", "<b>", ["empty"], None])
+def test_a_client_that_refuses_in_words_of_its_own_does_not_cost_the_run_its_record(tmp_path, code):
+    """As for uploads, only known codes are recorded: half a letter cannot even be written."""
+    transport = Direct(sum_nodes(tmp_path, 5))
+    no = {"schema": messages.ANSWER, "kind": "refusal", "code": code, "text": "no"}
+    transport.on_answer = lambda route, asked, told: (
+        messages.pack(no) if route == "route-1" and step_of(asked) == "keys" else told
+    )
+    done = go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    assert done.record["status"] == "finished"
+    assert done.record["rounds"][0]["missing"] == {"client-1": "internal"}
+
+
 def test_a_void_round_burns_its_budget_and_the_run_goes_on(tmp_path):
     transport = Direct(sum_nodes(tmp_path, 5))
     transport.on_answer = lambda route, asked, told: (

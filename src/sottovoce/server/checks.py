@@ -101,8 +101,7 @@ def check_answer(blob: bytes, expected: ExpectedUpload) -> AcceptedUpload | str:
     head, arrays = messages.unpack(blob, limit=expected.longest)
     require_version(head, ANSWER)
     if head.get("kind") == "refusal":
-        code = head.get("code")
-        return str(code) if code in CODES else "internal"  # only known codes are recorded
+        return read_code(head)
     loss_keys = set() if expected.asked.loss_bound is None else {"loss", "loss_sigma"}
     if head.get("kind") != "upload" or head.keys() != _KEYS | loss_keys:
         raise Malformed("the answer does not have the keys of an upload")
@@ -131,6 +130,11 @@ def check_answer(blob: bytes, expected: ExpectedUpload) -> AcceptedUpload | str:
     distance = _check_distance(arrays, sigma, most, expected)
     shown = _require_noise(arrays, sigma[-1], distance, expected)
     return AcceptedUpload(arrays, sigma, receipt, account, loss, loss_sigma, shown)
+
+
+def read_code(head: Mapping[str, Any]) -> str:
+    """Return a refusal's code; a record can hold no others, and not every text can be written."""
+    return str(head["code"]) if head.get("code") in CODES else "internal"
 
 
 def check_input(

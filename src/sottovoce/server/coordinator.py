@@ -583,7 +583,7 @@ class RealClients:
             # A refusal has no arrays, and reads the same with words.
             head, arrays = unpack(blob, limit=8 * size + 2 * LONGEST_TEXT, words=True)
             if head.get("kind") == "refusal":
-                code = str(head.get("code"))[:20]
+                code = checks.read_code(head)
                 self._note_refusal(answers, i, code, is_final=step == "keys")
                 return None
             if step == "keys" and (head.get("key") or {}).get("samples") != member.samples:
