@@ -173,6 +173,15 @@ def test_a_client_that_refuses_in_words_of_its_own_does_not_cost_the_run_its_rec
     assert done.record["rounds"][0]["missing"] == {"client-1": "internal"}
 
 
+def test_a_client_of_a_sum_counts_for_all_samples_that_it_declares(tmp_path):
+    """A sum has no single upload that could count for less, and the record must not say so."""
+    transport = Direct(sum_nodes(tmp_path, 5, first=200))
+    done = go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    RECORD.validate(done.record)
+    assert [client["counted"] for client in done.record["clients"]] == [200, 40, 40, 40, 40]
+    assert not any("limited" in client for client in done.record["clients"])
+
+
 def test_a_void_round_burns_its_budget_and_the_run_goes_on(tmp_path):
     transport = Direct(sum_nodes(tmp_path, 5))
     transport.on_answer = lambda route, asked, told: (

@@ -55,13 +55,20 @@ class Vector:
 
 
 def sum_nodes(
-    folder: Path, count: int = 4, *, honest: int = 2, corrupt: int = 1, **policy: Any
+    folder: Path,
+    count: int = 4,
+    *,
+    honest: int = 2,
+    corrupt: int = 1,
+    first: int = 40,
+    **policy: Any,
 ) -> dict[str, Node]:
-    """So many nodes with rows, vaults, keys and one roster, by route."""
+    """So many nodes with rows, vaults, keys and one roster, by route; `first` rows of the first."""
     keys = [Ed25519PrivateKey.generate() for _ in range(count)]
     nodes = {}
     for i, key in enumerate(keys):
-        make_node(folder, draw(40, 100 + i), classes=3, name=f"client-{i}", vault=False, **policy)
+        rows = draw(40 if i else first, 100 + i)
+        make_node(folder, rows, classes=3, name=f"client-{i}", vault=False, **policy)
         write_keys(folder / f"key-{i}.pem", key, folder / "roster.pem", keys)
         path = folder / f"client-{i}.toml"
         table = (

@@ -552,11 +552,14 @@ def build_from_members(
         changes["privacy.calibration"] = kinds[0]  # the vaults', whatever the plan says
     plan = plan.replace(**changes | _read_budgets(plan, known))
     sizes = plan.data.samples
+    samples = np.array([member.samples for member in members], dtype=np.int64)
     counted = limit_samples(
-        [member.samples for member in members],
+        samples.tolist(),
         [member.registered for member in members],
         planned=max(sizes) if isinstance(sizes, tuple) else sizes or 0,
     )
+    if plan.privacy.view == "sum":  # no upload is seen that could count for less
+        counted = samples
     if plan.local.learning_rate == "auto":
         # The step stands in the record: it must not tell the samples of a client that hides.
         shown = [member for member in members if member.account is not None]
@@ -579,7 +582,6 @@ def build_from_members(
         )
     model = _build_model(plan, held) if model is None else adopt_model(model)
     require_fitting(model, math.prod(held.inputs), held.classes, held.target is not None)
-    samples = np.array([member.samples for member in members], dtype=np.int64)
     capacity = np.array([np.nan if a is None else a.capacity for a in known])
     plan = plan if is_begun else _settle_schedule(plan, held, model, capacity)
     if held.test_owner is not None:  # from sites, by the names of those that take part
