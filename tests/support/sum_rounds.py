@@ -43,9 +43,6 @@ class Vector:
         self.noises: list[int] = []  # what was released
         self.stored: bytes | None = None
 
-    def price(self) -> tuple[int, float]:
-        return self.sigma, self.share
-
     def release(self, noise: int, mask: np.ndarray) -> bytes:
         if self.stored is None:
             self.noises.append(noise)

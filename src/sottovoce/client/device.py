@@ -22,7 +22,6 @@ import math
 import mmap
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from sottovoce.client import messages, release, sum_protocol
 from sottovoce.client.messages import Request, make_refusal
 from sottovoce.client.node import Node, Rows
 from sottovoce.client.release import Price
-from sottovoce.client.sum_protocol import Party, SumTerms, VaultNotes, Words
+from sottovoce.client.sum_protocol import Booking, Party, SumTerms, VaultNotes, Words
 from sottovoce.client.vault import Policy, Reservation, Vault
 from sottovoce.client.vault.journal import MOST_BYTES
 from sottovoce.errors import (
@@ -316,30 +315,16 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
         if request.recipe.releases != 1 or request.loss_bound is not None:
             raise Malformed("a sum is released in one step and without a loss")
         size = sum(leaf.size for leaf in request.params.values())
-        booking = DeviceBooking(
+        booking = Booking(
             asked,
             policy.samples,
             size,
-            (paid.noise[0], policy.share),
-            lambda *masked: make_upload(masked),
+            paid.noise[0],
+            policy.share,
+            release=lambda noise, mask: make_upload((noise, mask)),
         )
-        party = _make_party(node, vault, vault.policy)
+        party = _make_party(node, vault, policy)
         return party.answer(request.sum, request.run, request.round.t, booking)
-
-
-@dataclass(eq=False)
-class DeviceBooking:
-    """How a client with a vault pays for its input of a round."""
-
-    request: str
-    samples: int
-    size: int
-    quoted: tuple[int, float]
-    release: Callable[[int, Words], bytes]
-
-    def price(self) -> tuple[int, float]:
-        """Return what the vault's tank offers."""
-        return self.quoted
 
 
 def count_units(change: int, noise: int, capacity: float) -> int:

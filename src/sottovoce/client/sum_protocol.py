@@ -22,11 +22,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -372,45 +372,32 @@ class Cohort:
         return members
 
 
-class Notes(Protocol):
-    """What a client writes down before it sends: each step of a round once, durably."""
-
-    def find_note(self, run: str, t: int, step: str) -> str | None:
-        """Return what was noted for a step of a round."""
-
-    def write_note(self, run: str, t: int, step: str, content: str) -> None:
-        """Note a step's content; durable when this returns. A step is noted once."""
-
-    def make_secret(self, run: str, t: int) -> bytes:
-        """Draw and keep 32 random bytes for this round."""
-
-    def find_secret(self, run: str, t: int) -> bytes | None:
-        """Return the round's secret while it is kept."""
-
-
 class MemoryNotes:
-    """The notes of a simulated client, which lives no longer than its process."""
+    """The notes of a simulated client, which lives no longer than its process.
+
+    Notes are what a client writes down before it sends: each step of a round, once.
+    """
 
     def __init__(self) -> None:
         self.notes: dict[tuple[str, int, str], str] = {}
         self.secrets: dict[tuple[str, int], bytes] = {}
 
     def find_note(self, run: str, t: int, step: str) -> str | None:
-        """Return what was noted."""
+        """Return what was noted for a step of a round."""
         return self.notes.get((run, t, step))
 
     def write_note(self, run: str, t: int, step: str, content: str) -> None:
-        """Note it, once."""
+        """Note a step's content, once."""
         if self.notes.setdefault((run, t, step), content) != content:
             raise RoundAnswered(f"round {t} of run {run} has another {step} already")
 
     def make_secret(self, run: str, t: int) -> bytes:
-        """Draw a secret; those of earlier rounds are forgotten."""
+        """Draw and keep 32 random bytes for this round; those of earlier rounds are forgotten."""
         self.secrets = {(run, t): os.urandom(32)}
         return self.secrets[run, t]
 
     def find_secret(self, run: str, t: int) -> bytes | None:
-        """Return the round's secret."""
+        """Return the round's secret while it is kept."""
         return self.secrets.get((run, t))
 
 
@@ -457,18 +444,16 @@ class VaultNotes:
             return {}
 
 
-class Booking(Protocol):
+@dataclass(frozen=True, eq=False)
+class Booking:
     """How a client pays for its input of a round, and makes it."""
 
     request: str  # the hash of the model and terms that it was asked with
     samples: int
     size: int  # parameters of the model
-
-    def price(self) -> tuple[int, float]:
-        """Return σ_i in grid units, and how many times its price a release may be worth alone."""
-
-    def release(self, noise: int, mask: Words) -> bytes:
-        """Reserve, compute, noise, mask and store; return the stored bytes."""
+    sigma: int  # σ_i, in grid units
+    share: float  # how many times its price a release may be worth alone
+    release: Callable[[int, Words], bytes]  # reserve, compute, add noise and mask, and store
 
 
 class Party:
@@ -478,7 +463,9 @@ class Party:
     is made. A refusal depends on the message, the policy and the notes alone (S7).
     """
 
-    def __init__(self, key: Ed25519PrivateKey, terms: SumTerms, notes: Notes) -> None:
+    def __init__(
+        self, key: Ed25519PrivateKey, terms: SumTerms, notes: MemoryNotes | VaultNotes
+    ) -> None:
         self._key, self.terms, self._notes = key, terms, notes
         self.member = name_key(key.public_key())
         if self.member not in terms.roster:
@@ -513,7 +500,7 @@ class Party:
                 raise RoundAnswered("this round was asked with another model or other terms")
             return key
         public = compute_public(_derive(self._notes.make_secret(run, t), "mask key"))
-        promise = promise_noise(*booking.price())
+        promise = promise_noise(booking.sigma, booking.share)
         key = RoundKey(run, t, booking.request, self.member, public, promise, booking.samples, "")
         key = replace(key, signature=sign(self._key, "key", key.content))
         self._notes.write_note(run, t, "key", json.dumps(key.to_json()))
@@ -549,9 +536,10 @@ class Party:
         if not has_room(sum(key.samples for key in keys), most, len(keys)):
             raise PolicyRefusal("the sum of this round might leave ±2⁶³ grid units")
         self._note(cohort, "dealers", cohort.bind_dealers(dealers))
-        sigma, share = booking.price()
-        counted = self.list_promises(cohort, dealers)
-        noise = complete_noise(sigma, own.promise, counted, self.terms.honest, share=share)
+        promises = self.list_promises(cohort, dealers)
+        noise = complete_noise(
+            booking.sigma, own.promise, promises, self.terms.honest, share=booking.share
+        )
         return booking.release(noise, secrets.make_mask(cohort, dealers, booking.size))
 
     def list_promises(self, cohort: Cohort, dealers: Iterable[str]) -> list[int]:

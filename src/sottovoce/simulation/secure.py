@@ -12,14 +12,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sottovoce.client import describe, messages, release, sum_protocol
-from sottovoce.client.sum_protocol import MemoryNotes, Party, SumTerms
+from sottovoce.client.sum_protocol import Booking, MemoryNotes, Party, SumTerms
 from sottovoce.errors import InputError
 from sottovoce.models.base import DeviceModel, as_device
 from sottovoce.models.statistics import BINS, PARAMETER
@@ -97,26 +97,6 @@ def _price_turn(
     return paid
 
 
-@dataclass(eq=False)
-class SimulatedBooking:
-    """One simulated client's turn in a round whose sum alone is unmasked."""
-
-    request: str
-    samples: int
-    size: int
-    sigma: int  # in grid units
-    share: float
-    make: Callable[[int, sum_protocol.Words], bytes]
-
-    def price(self) -> tuple[int, float]:
-        """Return what the run's tank has paid for."""
-        return self.sigma, self.share
-
-    def release(self, noise: int, mask: sum_protocol.Words) -> bytes:
-        """Make the masked upload."""
-        return self.make(noise, mask)
-
-
 def make_parties(federation: Federation) -> list[Party]:
     """Return the clients as parties of the sum view, each with a long-term key of its own.
 
@@ -172,7 +152,7 @@ def sum_uploads(
                 own=device.own_model,
             ).blob
 
-        bookings[i] = SimulatedBooking(
+        bookings[i] = Booking(
             request, len(rows.y), size, paid.noise[0], float(federation.terms.honest), make
         )
 
