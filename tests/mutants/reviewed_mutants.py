@@ -336,7 +336,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a_receipt_is_a_line_and_not_a_number",
         (
             (
-                "return self._journal.has_gap(seq) if line is None else line.hash == reference.hash",
+                "return self._journal.has_gap(seq) if line is None else line.hash == receipt.hash",
                 "return line is not None or self._journal.has_gap(seq)",
             ),
         ),

@@ -8,22 +8,25 @@ that ends with its holder.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sottovoce.client.vault import chain, witness
 from sottovoce.client.vault.chain import GENESIS, Line, add_salt, link_line, sha256
 from sottovoce.client.vault.journal import Books, Journal, Records, Turn
-from sottovoce.client.vault.witness import LineReference, VaultReceipt
+from sottovoce.client.vault.witness import VaultReceipt
 from sottovoce.errors import InputError, VaultRefusal
+
+if TYPE_CHECKING:
+    from sottovoce.client.messages import Receipt
 
 _AGAIN = 0.05
 
@@ -78,7 +81,7 @@ def take_lock(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: s
 
 
 def _name_holder(descriptor: int) -> str:
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         return f" by process {int(os.pread(descriptor, 20, 0))}"
     return ""
 
@@ -91,9 +94,11 @@ _MOST_LINES = 2  # of one write: a reserve, and before a run's first reserve the
 class Chest:
     """An open vault file with its lock and witness; `Chest.open` reads and checks the chain."""
 
-    def __init__(self, path: Path, held: int, journal: Journal, books: Books, summed: int) -> None:
+    def __init__(
+        self, path: Path, held: ExitStack, journal: Journal, books: Books, summed: int
+    ) -> None:
         self.path, self.books = path, books
-        self._held, self._journal = [held], journal
+        self._held, self._journal = held, journal  # `held` closes the journal and frees its locks
         self._owner, self._usable = os.getpid(), True
         self._inode = path.stat().st_ino
         self._summed = summed  # the line up to which there is a summary
@@ -113,40 +118,39 @@ class Chest:
         with their ids and those of `others`, which may have some of these rows.
         """
         path = resolve_path(path)
-        held = [take_lock(path)]
-        try:
-            _require_unused(path)
-            rows = facts["dataset"]
-            if not second_ledger:  # before the other lock: federate takes them in this order
-                held.append(witness.lock_ledgers(rows))
-            with witness.open_state() as state:  # two creations at a time would not see each other
-                held.append(take_lock(path, _PATIENCE, at=state / "create.lock"))
-            facts = facts | state_second_ledger(rows, second_ledger=second_ledger, known=others)
-            draft = path.with_name(path.name + ".part")
-            for left in (draft, draft.with_name(draft.name + "-journal")):
-                left.unlink(missing_ok=True)  # of a crashed creation, with nothing booked
-            chain.pass_step("create: begun")
-            draft.touch(mode=0o600, exist_ok=False)
-            facts = {**facts, "inode": draft.stat().st_ino}  # renaming keeps it
-            first = link_line(GENESIS, 1, _now(), "create", add_salt(facts))
-            Books().add(first)
-            Journal.make(draft, first)
-            chain.pass_step("create: committed")
-            made = VaultReceipt(facts["vault"], 1, first.hash, spent=0, alone=0)
-            witness.keep_receipt(made)
-            witness.write_witness(path, made, "create")
-            chain.pass_step("create: witnessed")
-            draft.rename(path)
-            witness.sync_folder(path.parent)
-            chain.pass_step("create: named")
-            witness.note_ledger(facts["dataset"], facts["vault"])  # after a crash, opening does it
-        except OSError as error:
-            raise VaultRefusal(
-                f"{path} cannot be made ({error.strerror}); check the folder and its permissions"
-            ) from None
-        finally:
-            for descriptor in held:
-                os.close(descriptor)
+        with ExitStack() as held:
+            held.callback(os.close, take_lock(path))
+            try:
+                _require_unused(path)
+                rows = facts["dataset"]
+                if not second_ledger:  # before the other lock: federate takes them in this order
+                    held.enter_context(witness.hold_ledgers(rows))
+                with witness.open_state() as state:  # or two creations would not see each other
+                    held.callback(os.close, take_lock(path, _PATIENCE, at=state / "create.lock"))
+                facts = facts | state_second_ledger(rows, second_ledger=second_ledger, known=others)
+                draft = path.with_name(path.name + ".part")
+                for left in (draft, draft.with_name(draft.name + "-journal")):
+                    left.unlink(missing_ok=True)  # of a crashed creation, with nothing booked
+                chain.pass_step("create: begun")
+                draft.touch(mode=0o600, exist_ok=False)
+                facts = {**facts, "inode": draft.stat().st_ino}  # renaming keeps it
+                first = link_line(GENESIS, 1, _now(), "create", add_salt(facts))
+                Books().add(first)
+                Journal.make(draft, first)
+                chain.pass_step("create: committed")
+                made = VaultReceipt(facts["vault"], 1, first.hash, spent=0, alone=0)
+                witness.keep_receipt(made)
+                witness.write_witness(path, made, "create")
+                chain.pass_step("create: witnessed")
+                draft.rename(path)
+                witness.sync_folder(path.parent)
+                chain.pass_step("create: named")
+                witness.note_ledger(rows, facts["vault"])  # after a crash, opening does it
+            except OSError as error:
+                raise VaultRefusal(
+                    f"{path} cannot be made ({error.strerror}); check the folder and its "
+                    "permissions"
+                ) from None
 
     @classmethod
     def open(cls, path: Path, *, wait: float = 0.0, whole: bool = False) -> Self:
@@ -157,29 +161,18 @@ class Chest:
         """
         path = resolve_path(path)
         require_file(path)  # before a lock file is left where there is no vault
-        held = take_lock(path, wait)
-        try:
+        with ExitStack() as held:
+            held.callback(os.close, take_lock(path, wait))
             require_file(path)
-            journal = Journal.open(path)
-            try:
-                books, summed = _read_books(path, journal, whole)
-            except BaseException:
-                journal.close()
-                raise
-        except BaseException:
-            os.close(held)
-            raise
-        return cls(path, held, journal, books, summed)
+            journal = held.enter_context(closing(Journal.open(path)))
+            books, summed = _read_books(path, journal, whole)
+            return cls(path, held.pop_all(), journal, books, summed)
 
     def close(self) -> None:
         """Release the vault; closing twice is allowed."""
         with self.alone:
-            if self._held:
-                self._usable = False
-                self._journal.close()
-                for descriptor in self._held:
-                    os.close(descriptor)
-                self._held.clear()
+            self._usable = False
+            self._held.close()
 
     def require_usable(self) -> None:
         """Refuse if this chest is closed or was opened by another process."""
@@ -197,16 +190,15 @@ class Chest:
         proof = books.spent, books.alone, books.promised
         return VaultReceipt(books.id, books.seq, books.hash, *proof)
 
-    def contains(self, reference: LineReference) -> bool:
+    def contains(self, receipt: Receipt | VaultReceipt) -> bool:
         """Return whether this ledger has that line, or has paid for the gap it was lost in."""
         with self.alone:
             self.require_usable()
-            if reference.vault != self.books.id or type(reference.seq) is not int:
+            seq = receipt.seq
+            if receipt.vault != self.books.id or not 1 <= seq <= self.books.seq:
                 return False
-            if not 1 <= reference.seq <= self.books.seq:
-                return False
-            seq, line = reference.seq, self._journal.line(reference.seq)
-            return self._journal.has_gap(seq) if line is None else line.hash == reference.hash
+            line = self._journal.line(seq)
+            return self._journal.has_gap(seq) if line is None else line.hash == receipt.hash
 
     def is_copy(self) -> bool:
         """Return whether this file is not the one that was made, moved or restored as this vault.
@@ -250,7 +242,8 @@ class Chest:
         with witness.open_state():
             at = witness.locate_kept(self.books.id)
         at = at.with_name(at.name + ".lock")
-        self._held.append(take_lock(self.path, at=at, what=f"another file with {self.path}'s id"))
+        what = f"another file with {self.path}'s id"
+        self._held.callback(os.close, take_lock(self.path, at=at, what=what))
 
     def is_known(self) -> bool:
         """Return whether this machine's witness has seen all lines but those of one write.
@@ -372,7 +365,7 @@ class Chest:
             summary, mark = None, dict[str, Any]()
             if self.books.seq - self._summed >= SUMMARY_EVERY:
                 summary, self._summed = self.books.make_summary(), self.books.seq
-                mark = {"summary": sha256(summary[0].encode())}
+                mark = {"summary": sha256(summary[0])}
             for number, (what, facts) in enumerate(entries):
                 facts = facts if number else {**facts, **mark}
                 lines.append(link_line(prev, first_seq + number, now, what, add_salt(facts)))
@@ -396,10 +389,6 @@ class Chest:
         with self.alone:
             self.require_usable()
             return self._journal.line(seq)
-
-    def find_reserve(self, turn: Turn) -> Line:
-        """Return the line of a round's newest reserve."""
-        return self.find_line(turn.reserve, turn.hash)
 
     def find_line(self, seq: int, known: str) -> Line:
         """Return a line whose hash is known from the books."""
@@ -518,7 +507,7 @@ def _read_books(path: Path, journal: Journal, whole: bool) -> tuple[Books, int]:
     complete, confirmed, books.line = books.seq == 0, earlier is None, journal.line
     for line in journal.lines(books.seq, books.hash):
         if earlier is not None and content is not None and books.seq == summed:
-            confirmed = line.facts.get("summary") == sha256(content.encode())
+            confirmed = line.facts.get("summary") == sha256(content)
             if whole:
                 _require_summary(journal, books, content)
         books.add(line)

@@ -27,7 +27,6 @@ certain as a record. Nothing is removed, so equal records make an equal tree.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -39,7 +38,14 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from sottovoce.client.vault import chain
-from sottovoce.client.vault.chain import GENESIS, Line, encode_canonical, is_hash, link_line
+from sottovoce.client.vault.chain import (
+    GENESIS,
+    Line,
+    encode_canonical,
+    is_hash,
+    link_line,
+    sha256,
+)
 from sottovoce.client.vault.policy import Policy
 from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.tank import FULL
@@ -59,7 +65,7 @@ class Records:
         name = encode_canonical(key)
         if name in self.changed:
             return self.changed[name]
-        digits, depth, wanted = _hash(name), 0, self._root
+        digits, depth, wanted = sha256(name), 0, self._root
         while wanted:
             node = self._read_node(digits[:depth], wanted)
             if isinstance(node, dict):
@@ -75,7 +81,7 @@ class Records:
         """Move all changes into the tree; return its new root, and the nodes to write."""
         nodes: dict[str, str] = {}
         if self.changed:
-            by_digits = {_hash(name): (name, value) for name, value in self.changed.items()}
+            by_digits = {sha256(name): (name, value) for name, value in self.changed.items()}
             self._root = self._merge("", self._root, by_digits, nodes)
             self.changed = {}
         return self._root, nodes
@@ -86,7 +92,7 @@ class Records:
         """Add records to the node of this name and those below it; return the node's new hash."""
         node = self._read_node(name, wanted) if wanted else {}
         if isinstance(node, dict):
-            more = {**{_hash(key): (key, value) for key, value in node.items()}, **more}
+            more = {**{sha256(key): (key, value) for key, value in node.items()}, **more}
             node = dict(more.values()) if len(more) <= _MOST else [""] * 16
         if isinstance(node, list):
             groups: dict[str, dict[str, tuple[str, Any]]] = {}
@@ -96,21 +102,17 @@ class Records:
                 child = int(digit, 16)
                 node[child] = self._merge(name + digit, node[child], group, nodes)
         nodes[name] = encode_canonical(node)
-        return _hash(nodes[name])
+        return sha256(nodes[name])
 
     def _read_node(self, name: str, wanted: str) -> Any:
         content = self._read(name)
-        if content is None or _hash(content) != wanted:
+        if content is None or sha256(content) != wanted:
             raise VaultRefusal(
                 f"the vault is damaged (node {name or 'root'} of its records is not the one that "
                 "was written); put its backup back and run `sottovoce ledger rebind VAULT "
                 "--restored`"
             )
         return json.loads(content)
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 KINDS = (
@@ -143,10 +145,6 @@ class Turn:
     sha256: str = ""  # of the upload
 
 
-def _find_no_line(seq: int) -> Line | None:
-    return None
-
-
 @dataclass
 class Books:
     """The sums of a ledger so far. They change in place: a copy per line would cost n²."""
@@ -169,7 +167,7 @@ class Books:
     failed: bool = False  # whether an answer has failed since then
     unpaid: int = 0  # rounds of sums opened, less two for each debit, since the last `resume`
     records: Records = field(default_factory=lambda: Records(lambda _: None))
-    line: Callable[[int], Line | None] = _find_no_line  # how an earlier line is read
+    line: Callable[[int], Line | None] = lambda seq: None  # how an earlier line is read
 
     def run(self, name: str) -> LedgerRun | None:
         """Return what is known of a run."""
@@ -252,7 +250,7 @@ class Books:
     def _add_run(self, line: Line, facts: dict[str, Any]) -> None:
         name = facts["run"]
         self._require(isinstance(name, str) and self.run(name) is None, "its run")
-        self._put_run(name, LedgerRun(opened=self.spent))
+        self.records.put("run", name, value=astuple(LedgerRun(opened=self.spent)))
 
     def _add_reserve(self, line: Line, facts: dict[str, Any]) -> None:
         name, t, units, server = facts["run"], facts["t"], facts["units"], facts["server"]
@@ -273,7 +271,7 @@ class Books:
             before, seen = facts["acknowledged"]
             self._require(self.may_drop(name, t, before, seen), "what it drops")
             run = replace(run, before=before, line=seen)
-        self._put_run(name, run)
+        self.records.put("run", name, value=astuple(run))
         self.records.put("server", server, value=self.spent_by_server(server) + sum(units))
         self.records.put("turn", name, t, value=astuple(Turn(line.seq, line.hash)))
         self.unanswered += 1
@@ -305,9 +303,6 @@ class Books:
         turn = replace(turn, stored=line.seq, sha256=facts["sha256"])
         self.records.put("turn", name, t, value=astuple(turn))
         self.unanswered = 0
-
-    def _put_run(self, name: str, run: LedgerRun) -> None:
-        self.records.put("run", name, value=astuple(run))
 
     def _add_tighten(self, line: Line, facts: dict[str, Any]) -> None:
         self.policy = Policy.from_json(facts["policy"])
@@ -497,11 +492,7 @@ class Journal:
 
     def list_uploads(self) -> dict[int, tuple[str, int]]:
         """Return which rounds have stored uploads, by line; their bytes are not read."""
-        try:
-            rows = self._db.execute("SELECT seq, run, t FROM uploads").fetchall()
-        except _FAULTS as error:
-            self.refuse_damaged(str(error))
-        return {seq: (run, t) for seq, run, t in rows}
+        return {seq: (run, t) for seq, run, t in self._rows("SELECT seq, run, t FROM uploads")}
 
     def upload(self, seq: int) -> bytes:
         """Return the bytes of a stored upload; the caller checks them against their hash."""
@@ -574,28 +565,23 @@ class Journal:
         )  # fmt: skip
 
     def _check_form(self) -> None:
-        try:
-            form = self._db.execute(
-                "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"
-            ).fetchall()
-            marks = [
-                self._db.execute(f"PRAGMA {name}").fetchone()[0]
-                for name in ("application_id", "user_version")
-            ]
-        except _FAULTS as error:
-            self.refuse_damaged(str(error))
-        self.backup = marks[0] == BACKUP
-        known = marks[0] in (APPLICATION, BACKUP) and marks[1] in _FORMS
-        if not known or sorted(sql for (sql,) in form) != sorted(_FORMS[marks[1]]):
+        form = self._rows("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+        ((application,),) = self._rows("PRAGMA application_id")
+        ((version,),) = self._rows("PRAGMA user_version")
+        self.backup = application == BACKUP
+        known = application in (APPLICATION, BACKUP) and version in _FORMS
+        if not known or sorted(sql for (sql,) in form) != sorted(_FORMS[version]):
             self.refuse_damaged("its tables or their guards are not those of a vault")
-        self._version = marks[1]
+        self._version = version
 
     def _row(self, statement: str, *values: object) -> tuple[Any, ...] | None:
+        return next(iter(self._rows(statement, *values)), None)
+
+    def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         try:
-            row: tuple[Any, ...] | None = self._db.execute(statement, values).fetchone()
+            return self._db.execute(statement, values).fetchall()
         except _FAULTS as error:
             self.refuse_damaged(str(error))
-        return row
 
     def _execute(self, statement: str, *values: object) -> None:
         try:

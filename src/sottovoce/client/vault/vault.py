@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from sottovoce.client.vault.chain import Line, encode_canonical, is_hash, sha256
 from sottovoce.client.vault.chest import Chest
 from sottovoce.client.vault.journal import MOST_BYTES, MOST_UNPAID, Books
 from sottovoce.client.vault.policy import Policy, count_withheld_units, require_tighter
-from sottovoce.client.vault.witness import LineReference, VaultReceipt
+from sottovoce.client.vault.witness import VaultReceipt
 from sottovoce.errors import (
     DatasetChanged,
     InputError,
@@ -34,6 +34,9 @@ from sottovoce.errors import (
     VaultRefusal,
 )
 from sottovoce.privacy.tank import FULL, Tank, most_units
+
+if TYPE_CHECKING:
+    from sottovoce.client.messages import Receipt
 
 MOST_RELEASES = 10_000  # of one turn
 _MOST_FACTS = 65_536  # bytes of what is noted beside a reserve
@@ -240,7 +243,7 @@ class Vault:
         Whoever knows all records but one could test guesses of that one against the fingerprint
         itself. The salt is in the vault, so its owner can show later what was sealed.
         """
-        return sha256(f"sottovoce.seal/1\n{self._books.salt}\n{self.dataset}\n".encode())
+        return sha256(f"sottovoce.seal/1\n{self._books.salt}\n{self.dataset}\n")
 
     @property
     def spent(self) -> int:
@@ -384,7 +387,7 @@ class Vault:
             dropped = self._books.is_dropped(run, t)
             kept = turn.stored is not None and not dropped
             upload = self._chest.upload(turn) if kept else None
-            return _make_entry(self._chest.find_reserve(turn), upload, dropped)
+            return _make_entry(self._chest.find_line(turn.reserve, turn.hash), upload, dropped)
 
     def reserve(
         self,
@@ -395,7 +398,7 @@ class Vault:
         *,
         server: str,
         facts: Mapping[str, Any],
-        acknowledged: LineReference | None = None,
+        acknowledged: Receipt | VaultReceipt | None = None,
         room: int = 0,
         alone: int | None = None,
     ) -> Reservation:
@@ -450,7 +453,7 @@ class Vault:
             return reservation
 
     def _find_droppable(
-        self, run: str, t: int, seen: LineReference | None
+        self, run: str, t: int, seen: Receipt | VaultReceipt | None
     ) -> tuple[str, int, int] | None:
         """Return which uploads a receipt lets go: those of its run before its round and its line.
 
@@ -530,7 +533,7 @@ class Vault:
         """Return the receipt of the last line: its number and hash."""
         return self._chest.receipt()
 
-    def contains(self, receipt: LineReference) -> bool:
+    def contains(self, receipt: Receipt | VaultReceipt) -> bool:
         """Return whether this ledger has the receipt's line; an older copy has not."""
         return self._chest.contains(receipt)
 

@@ -30,7 +30,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Self
 
 from sottovoce.client.vault import chain
 from sottovoce.client.vault.chain import encode_canonical, is_hash
@@ -57,22 +57,6 @@ def give_to_owner(descriptor: int, like: Path) -> None:
 
 _SCHEMA = "sottovoce.receipt/1"
 _KEY_BYTES = 32
-
-
-class LineReference(Protocol):
-    """A line of a vault's ledger, as a receipt names it."""
-
-    @property
-    def vault(self) -> str:
-        """The vault's id."""
-
-    @property
-    def seq(self) -> int:
-        """The line's number."""
-
-    @property
-    def hash(self) -> str:
-        """The line's hash."""
 
 
 @dataclass(frozen=True)
@@ -198,25 +182,16 @@ def find_ledgers(dataset: str) -> dict[str, str]:
         return {}
 
 
-def lock_ledgers(dataset: str) -> int:
-    """Be the only process that looks for ledgers of these rows and makes new ones; others wait.
-
-    The descriptor holds the lock until it is closed, or the process ends.
-    """
+@contextlib.contextmanager
+def hold_ledgers(dataset: str) -> Iterator[None]:
+    """Be the only process that looks for ledgers of these rows and makes new ones; others wait."""
     import fcntl
 
     with open_state() as folder:
-        place = _locate_mark(_read_key() or _make_key(folder), dataset)
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        marks = _locate_mark(_read_key() or _make_key(folder), dataset)
+        marks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(marks, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
-
-
-@contextlib.contextmanager
-def hold_ledgers(dataset: str) -> Iterator[None]:
-    """Lock the ledgers of these rows for a while."""
-    descriptor = lock_ledgers(dataset)
     try:
         yield
     finally:
@@ -272,23 +247,23 @@ def _make_key(folder: Path) -> bytes:
 
 def read_kept(vault: str) -> VaultReceipt | None:
     """Return what this machine has seen of a vault; None where it has seen nothing."""
-    path = locate_kept(vault)
-    receipt = _read_receipt(path)
-    if receipt is False or (receipt and receipt.vault != vault):
-        raise VaultRefusal(
-            f"{path} is damaged, so nobody can tell whether this is the newest; remove it, and "
-            "open the vault again to see what to say instead"
-        )
-    return receipt or None
+    words = (
+        ", so nobody can tell whether this is the newest; remove it, and open the vault again to "
+        "see what to say instead"
+    )
+    return _read_receipt(locate_kept(vault), words, vault)
 
 
-def _read_receipt(path: Path) -> VaultReceipt | Literal[False] | None:
-    """Return a complete witness; None where there is no file, False if it is damaged.
+def _read_receipt(path: Path, if_damaged: str, vault: str | None = None) -> VaultReceipt | None:
+    """Return a complete witness, of this vault where one is named; None where there is no file.
 
-    A witness that may not be read is refused here: removing it, or restoring, would be wrong.
+    For a witness that may not be read the advice is another than for a damaged one: removing it, or
+    restoring, would be wrong.
     """
     try:
         receipt = VaultReceipt.parse(path.read_text("utf-8"))
+        if receipt.spent is not None and vault in (None, receipt.vault):
+            return receipt
     except (FileNotFoundError, NotADirectoryError):  # who writes it will say what is in the way
         return None
     except OSError as error:
@@ -298,20 +273,17 @@ def _read_receipt(path: Path) -> VaultReceipt | Literal[False] | None:
             "that account the file back (chown)"
         ) from None
     except (UnicodeDecodeError, InputError):
-        return False
-    return False if receipt.spent is None else receipt
+        pass
+    raise VaultRefusal(f"{path} is damaged{if_damaged}")
 
 
 def read_witness(vault: Path) -> VaultReceipt | None:
     """Return the witness of a vault; None where there is none. Refuse a damaged one."""
-    path = locate_witness(vault)
-    receipt = _read_receipt(path)
-    if receipt is False:
-        raise VaultRefusal(
-            f"{path} is damaged; put its backup back, or remove it and run "
-            f"`sottovoce ledger rebind {vault.name} --restored`"
-        )
-    return receipt
+    words = (
+        "; put its backup back, or remove it and run `sottovoce ledger rebind "
+        f"{vault.name} --restored`"
+    )
+    return _read_receipt(locate_witness(vault), words)
 
 
 def write_witness(vault: Path, receipt: VaultReceipt, kind: str) -> None:
