@@ -427,10 +427,8 @@ def test_no_row_is_looked_at_before_its_debit_is_durable(ram, form, monkeypatch)
     node, noted = make_node(ram, own="support.devices:LINE"), []
     held, real = node.read_rows(), Vault.reserve
 
-    class Held(Rows):
-        fingerprint = held.fingerprint
-
-    guarded = Held(Guarded(held.x, noted), Guarded(held.y, noted), held.classes)
+    x, y = Guarded(held.x, noted), Guarded(held.y, noted)
+    guarded = Rows(x, y, held.classes, held.fingerprint)
 
     def reserve(*args, **options):
         done = real(*args, **options)

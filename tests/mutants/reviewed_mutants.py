@@ -1095,8 +1095,8 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/models/test_person.py::test_rows_have_one_ledger_whatever_is_protected",
         (
             (
-                "        if self.rows is not None:\n            return self.rows.fingerprint\n",
-                "",
+                "return replace(rows, x=x, y=no_labels,",
+                "return replace(rows, x=x, y=no_labels, fingerprint=fingerprint(x, no_labels),",
             ),
         ),
     ),

@@ -53,11 +53,9 @@ class Rows:
     x: NDArray[np.floating[Any]]
     y: NDArray[Any]  # classes, or numbers scaled to [−1, 1]
     classes: int
+    fingerprint: str  # of the rows as the file has them, in any order, whoever they are about
     rows_per_person: int = 0  # 0: a sample is one row
-    rows: Rows | None = None  # of persons: the rows as they were read
     target: Regression | None = None  # with its range; the request names the loss
-    labels: NDArray[Any] | None = None  # y as the file has it, where it was scaled
-    dataset: str | None = None  # the fingerprint, where it is not that of x
     encoding: str | None = None  # of a table: how its cells became numbers
 
     @property
@@ -65,18 +63,6 @@ class Rows:
         """How many numbers a row has."""
         width = int(self.x.shape[1])
         return width // self.rows_per_person - 2 if self.rows_per_person else width
-
-    @property
-    def fingerprint(self) -> str:
-        """Which dataset this is, whatever the order of its rows, and whoever they are about.
-
-        Rows have one ledger on a machine, whether records or persons are protected.
-        """
-        if self.rows is not None:
-            return self.rows.fingerprint
-        if self.dataset is not None:
-            return self.dataset
-        return fingerprint(self.x, self.y if self.labels is None else self.labels)
 
     def apply_features(self, lens: Lens | None, file: Path | None = None) -> NDArray[Any]:
         """Return the samples with these features; a network's are kept beside the rows' `file`."""
@@ -98,7 +84,7 @@ class Node:
     classes: int | None
     table: Mapping[str, Any] | None
     terms: Mapping[str, Any]  # the policy as written, without the number of samples
-    own: str | None
+    own: str | None = None  # a model in the client's own code
     features: str | None = None  # this client's copy of a network (`models.network`)
     answer_every: float = ANSWER_EVERY
     person: str | None = None
@@ -142,9 +128,8 @@ class Node:
             table=_check_table(data, is_table),
             terms={**values["policy"], **(limits or {}), **(sums or {})},
             sum_files=sum_files,
-            own=_locate_model(values.get("model", {}), folder),
-            features=_locate_features(values.get("model", {}), folder),
             answer_every=_require_seconds(values.get("answer_every", ANSWER_EVERY)),
+            **_read_model(values.get("model", {}), folder),
             **_read_persons(data, values["policy"]),
             target=_read_target(data),
         )
@@ -175,8 +160,9 @@ class Node:
         if person is None:
             return rows
         x = join_persons(rows.x.astype(np.float64), rows.y, person, self.rows_per_person)
-        persons = replace(rows, x=x, y=np.zeros(len(x), np.int64), labels=None, dataset=None)
-        return replace(persons, rows=rows, rows_per_person=self.rows_per_person)
+        # The fingerprint stays: rows have one ledger on a machine, whatever unit is protected.
+        no_labels = np.zeros(len(x), np.int64)
+        return replace(rows, x=x, y=no_labels, rows_per_person=self.rows_per_person)
 
     def load_own_model(self) -> OwnModel | None:
         """Import the model that `model.own` names; None where the file names none."""
@@ -211,10 +197,10 @@ def _read_arrays(
     if target is not None:
         if not np.isfinite(y).all():
             raise DataError(f"{path}: a target of y is missing or not finite")
-        return Rows(rows, target.scale(y), 1, target=target, labels=y), numbered
+        return Rows(rows, target.scale(y), 1, fingerprint(rows, y), target=target), numbered
     if y.min() < 0 or y.max() >= classes:
         raise DataError(f"{path}: a label of y is not from 0 to {classes - 1} (data.classes)")
-    return Rows(rows, y.astype(int), classes), numbered
+    return Rows(rows, y.astype(int), classes, fingerprint(rows, y)), numbered
 
 
 def _read_table(
@@ -231,7 +217,7 @@ def _read_table(
     layout = replace(read.layout, low=Layout.low)
     move_numbers(read.x, layout)
     classes = 1 if target is not None else len(layout.classes)
-    rows = Rows(read.x, y, classes, target=target, dataset=dataset, encoding=layout.encoding)
+    rows = Rows(read.x, y, classes, dataset, target=target, encoding=layout.encoding)
     return rows, read.person
 
 
@@ -343,18 +329,16 @@ def _check_table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] |
     return {"label": label, "columns": columns, "missing": missing, "text": text}
 
 
-def _locate_model(model: Mapping[str, Any], folder: Path) -> str | None:
-    if "own" not in model:
-        return None
-    where = _require_text("model.own", model.get("own"))
-    custom.split_name(where, "model.own")
-    return custom.resolve_beside(where, folder)
-
-
-def _locate_features(model: Mapping[str, Any], folder: Path) -> str | None:
-    if "features" not in model:
-        return None
-    name = _require_text("model.features", model["features"])
-    if not is_network(name):
-        raise InputError.of("model.features", name, FILES, "other features need no file")
-    return resolve_network(name, folder)
+def _read_model(model: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return where the client's own model and its copy of a network are, if the file names any."""
+    located = {}
+    if "own" in model:
+        name = _require_text("model.own", model["own"])
+        custom.split_name(name, "model.own")
+        located["own"] = custom.resolve_beside(name, folder)
+    if "features" in model:
+        name = _require_text("model.features", model["features"])
+        if not is_network(name):
+            raise InputError.of("model.features", name, FILES, "other features need no file")
+        located["features"] = resolve_network(name, folder)
+    return located
