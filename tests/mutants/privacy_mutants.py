@@ -421,9 +421,9 @@ MUTANTS = [
           "        copies = _copy_all(params)\n        for i in range(len(y)):\n            row = slice(i, i + 1)\n            try:\n                found = self.own_model.gradients(copies,")),
     _bug("features made before the reserve", "client.device",
          "tests/client/test_device.py::test_no_row_is_looked_at_before_its_debit_is_durable",
-         ("        paid = _price_turn(request, policy, vault)\n",
+         ("        paid = _price_turn(request, policy, vault, change)\n",
           "        if request.form.lens is not None:\n            request.form.lens.apply(rows.x)\n"
-          "        paid = _price_turn(request, policy, vault)\n")),
+          "        paid = _price_turn(request, policy, vault, change)\n")),
     _bug("a refusal that tells files apart", "client.device",
          "tests/client/test_device.py::test_what_is_wrong_with_the_clients_files_is_not_told_apart",
          ("        log.error(\"the client's own files cannot be used: %s\", _describe_error(error))\n",

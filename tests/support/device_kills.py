@@ -82,12 +82,11 @@ def refund_on_timeout() -> ModuleType:
     )
 
     def taken_back(vault: Vault, before: Any) -> Reservation:
-        again = Reservation(
-            vault.id, before.seq, before.run, before.t, before.request_hash, before.units,
-            vault.receipt(),
-        )  # fmt: skip
-        vault._live[again.seq] = again
-        return again
+        line = vault._chest.line(before.seq)
+        assert line is not None
+        receipt = VaultReceipt(vault.id, line.seq, line.hash)
+        vault._live[line.seq] = Reservation(before.run, before.t, receipt)
+        return vault._live[line.seq]
 
     module.TAKEN_BACK = taken_back  # type: ignore[attr-defined]
     return module

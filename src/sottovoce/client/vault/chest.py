@@ -12,8 +12,8 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,7 +102,7 @@ class Chest:
         self._owner, self._usable = os.getpid(), True
         self._inode = path.stat().st_ino
         self._summed = summed  # the line up to which there is a summary
-        self.alone = threading.RLock()  # one thread at a time, from the check to the write
+        self._alone = threading.RLock()
 
     @staticmethod
     def make(
@@ -170,19 +170,25 @@ class Chest:
 
     def close(self) -> None:
         """Release the vault; closing twice is allowed."""
-        with self.alone:
+        with self._alone:
             self._usable = False
             self._held.close()
 
-    def require_usable(self) -> None:
-        """Refuse if this chest is closed or was opened by another process."""
-        if os.getpid() != self._owner:
-            raise VaultRefusal(
-                f"{self.path} was opened by another process (a fork shares no vault); "
-                "open it in the process that uses it"
-            )
-        if not self._usable:
-            raise VaultRefusal(f"{self.path} is closed; open it again")
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Be the one thread that uses the chest, from a check to the write that rests on it.
+
+        A chest that is closed, or was opened by another process, is refused.
+        """
+        with self._alone:
+            if os.getpid() != self._owner:
+                raise VaultRefusal(
+                    f"{self.path} was opened by another process (a fork shares no vault); "
+                    "open it in the process that uses it"
+                )
+            if not self._usable:
+                raise VaultRefusal(f"{self.path} is closed; open it again")
+            yield
 
     def receipt(self) -> VaultReceipt:
         """Return the receipt of the last line."""
@@ -192,8 +198,7 @@ class Chest:
 
     def contains(self, receipt: Receipt | VaultReceipt) -> bool:
         """Return whether this ledger has that line, or has paid for the gap it was lost in."""
-        with self.alone:
-            self.require_usable()
+        with self.use():
             seq = receipt.seq
             if receipt.vault != self.books.id or not 1 <= seq <= self.books.seq:
                 return False
@@ -309,8 +314,7 @@ class Chest:
 
     def copy_to(self, target: Path) -> None:
         """Write a consistent copy into an empty file, marked as a backup."""
-        with self.alone:
-            self.require_usable()
+        with self.use():
             self._journal.copy_to(target)
 
     def require_witnessed(self) -> bool:
@@ -356,8 +360,7 @@ class Chest:
 
         Every `SUMMARY_EVERY` lines the write begins with a summary of all lines before it.
         """
-        with self.alone:
-            self.require_usable()
+        with self.use():
             chain.pass_step(f"{kind}: begun")
             lines: list[Line] = []
             prev, first_seq, now = self.books.hash, seq or self.books.seq + 1, _now()
@@ -386,28 +389,25 @@ class Chest:
 
     def line(self, seq: int) -> Line | None:
         """Return one line by its number."""
-        with self.alone:
-            self.require_usable()
+        with self.use():
             return self._journal.line(seq)
 
-    def find_line(self, seq: int, known: str) -> Line:
+    def find_line(self, seq: int, booked: str) -> Line:
         """Return a line whose hash is known from the books."""
         line = self.line(seq)
-        if line is None or line.hash != known:
+        if line is None or line.hash != booked:
             self._journal.refuse_damaged(f"line {seq} is not the one that was booked")
         return line
 
     def lines(self) -> list[Line]:
         """Return all lines, from the first."""
-        with self.alone:
-            self.require_usable()
+        with self.use():
             return list(self._journal.lines())
 
     def upload(self, turn: Turn) -> bytes:
         """Return the bytes stored for a round, checked against the hash in the books."""
         assert turn.stored is not None
-        with self.alone:
-            self.require_usable()
+        with self.use():
             content = self._journal.upload(turn.stored)
         if sha256(content) != turn.sha256:
             self._journal.refuse_damaged(
@@ -417,8 +417,7 @@ class Chest:
 
     def check_pages(self) -> None:
         """Run SQLite's own check of the file."""
-        with self.alone:
-            self.require_usable()
+        with self.use():
             self._journal.check_pages()
 
     def _write_witnesses(self, kind: str) -> None:

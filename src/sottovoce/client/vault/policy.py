@@ -94,29 +94,27 @@ formula does not keep its promise, so a vault does not take it
             )
         if self.unit not in UNITS:
             raise InputError.of("unit", self.unit, " or ".join(UNITS), "name what is protected")
-        for name, most, remedy in (
-            ("samples", MOST_SAMPLES, "it is the number of rows of the client's data"),
-            ("max_rounds", MOST_ROUNDS, "it is how many rounds one run may have"),
-            ("max_steps", MOST_STEPS, "it is how many steps one turn may have"),
-            ("max_work", _NO_LIMIT, "it is parameters × steps × samples of one request"),
-            ("max_bytes", _NO_LIMIT, "it is how large the vault's file may become"),
+        for key, least, most, remedy in (
+            ("samples", 1, MOST_SAMPLES, "it is the number of rows of the client's data"),
+            ("max_rounds", 1, MOST_ROUNDS, "it is how many rounds one run may have"),
+            ("max_steps", 1, MOST_STEPS, "it is how many steps one turn may have"),
+            ("max_work", 1, _NO_LIMIT, "it is parameters × steps × samples of one request"),
+            ("max_bytes", 1, _NO_LIMIT, "it is how large the vault's file may become"),
+            ("sum.honest", 1, MOST_COUNTED, "it counts clients of the roster"),
+            ("sum.corrupt", 0, MOST_COUNTED, "it counts clients of the roster"),
         ):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise InputError.of(name, value, f"a whole number from 1 to {most}", remedy)
-        for name, least in (("honest", 1), ("corrupt", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= MOST_COUNTED:
-                bound = f"a whole number from {least} to {MOST_COUNTED}"
-                raise InputError.of(f"sum.{name}", value, bound, "it counts clients of the roster")
+            value = getattr(self, key.removeprefix("sum."))
+            if type(value) is not int or not least <= value <= most:
+                raise InputError.of(key, value, f"a whole number from {least} to {most}", remedy)
         alone = self.epsilon_alone
         if alone is not None and (
             self.honest == 1 or type(alone) not in (int, float) or not alone > self.epsilon
         ):
             bound = f"a number above epsilon = {self.epsilon:g}, with sum.honest ≥ 2"
             raise InputError.of("sum.epsilon_alone", alone, bound, "leave it out for h noises")
-        if self.honest > 1 and self.share * self.capacity() > _MOST_ALONE:
-            bound = f"at most {int(_MOST_ALONE / self.capacity())} with epsilon = {self.epsilon:g}"
+        capacity = self.capacity()
+        if self.honest > 1 and self.share * capacity > _MOST_ALONE:
+            bound = f"at most {int(_MOST_ALONE / capacity)} with epsilon = {self.epsilon:g}"
             raise InputError.of("sum.honest", self.honest, bound, "choose a smaller epsilon")
         if type(self.disclose) is not bool:
             raise InputError.of(
@@ -132,7 +130,6 @@ formula does not keep its promise, so a vault does not take it
         self._require_number(
             "server_share", 1e-6, 1.0, "it is the part that one server's runs may take"
         )
-        capacity = self.capacity()
         if cast(float | None, self.floor) is None:
             # Six digits, rounded up: the same number whatever the last bits of the capacity are.
             self._set_field("floor", float(format_claim(math.sqrt(_LARGEST_SHARE / capacity))))
@@ -145,11 +142,8 @@ formula does not keep its promise, so a vault does not take it
 
     def _require_number(self, name: str, least: float, most: float, remedy: str) -> None:
         value = getattr(self, name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not least <= value <= most
-        ):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not least <= value <= most:
             raise InputError.of(name, value, f"a number from {least:g} to {most:g}", remedy)
         self._set_field(name, float(value))
 
@@ -209,12 +203,7 @@ formula does not keep its promise, so a vault does not take it
         return advise(self.epsilon, self.delta, units, unit=self.unit, noise=0.0, size=units)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data.
-
-        >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
-        >>> Policy.from_json(policy.to_json()) == policy
-        True
-        """
+        """Return plain data."""
         return asdict(self)
 
     @classmethod
@@ -224,12 +213,10 @@ formula does not keep its promise, so a vault does not take it
         A term that an older vault does not name has the value that was allowed then; a node file
         may tighten it.
         """
-        known, data = {field.name for field in fields(cls)}, {**_BEFORE, **data}
-        if data.keys() != known:
-            odd = sorted(data.keys() ^ known)
-            raise InputError.of(
-                "policy", odd[0], f"of {', '.join(sorted(known))}", "correct the key"
-            )
+        terms, data = {field.name for field in fields(cls)}, {**_BEFORE, **data}
+        if odd := sorted(data.keys() ^ terms):
+            bound = f"of {', '.join(sorted(terms))}"
+            raise InputError.of("policy", odd[0], bound, "correct the key")
         return cls(**data)
 
 

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -64,13 +65,9 @@ class Entry:
 class Reservation:
     """A durable debit: one upload may be stored for it, once."""
 
-    vault: str
-    seq: int
     run: str
     t: int
-    request_hash: str
-    units: tuple[int, ...]
-    receipt: VaultReceipt
+    receipt: VaultReceipt  # of the line that books it
 
 
 class Vault:
@@ -192,8 +189,7 @@ class Vault:
 
     def stop(self, why: str) -> None:
         """Note that an answer failed after it was paid for; `why` is the kind of the error."""
-        with self._chest.alone:
-            self._require_writable()
+        with self._write():
             self._chest.append("stop", [("stop", {"why": why})])
 
     def __enter__(self) -> Self:
@@ -234,7 +230,7 @@ class Vault:
     @property
     def other_ledgers(self) -> tuple[str, ...]:
         """The other vaults that this machine has seen with a ledger of the same rows, by id."""
-        return tuple(found for found in witness.find_ledgers(self.dataset) if found != self.id)
+        return tuple(vault for vault in witness.find_ledgers(self.dataset) if vault != self.id)
 
     @property
     def seal(self) -> str:
@@ -276,7 +272,7 @@ class Vault:
         the first release is worth fewer than 2⁵⁰ of them. What was withheld later counts as spent,
         since none of it will be released. What was released ≤ spent ≤ the promise.
         """
-        with self._chest.alone:
+        with self._chest.use():
             whole = self._books.capacity
             units = FULL - count_withheld_units(self.promised, whole)
             spent = min(units, self.spent + units - self.limit)
@@ -307,17 +303,13 @@ class Vault:
 
     def find_note(self, run: str, t: int, step: str) -> str | None:
         """Return what was noted for a step of a round of the sum view."""
-        with self._chest.alone:
-            self._chest.require_usable()
-            known = self._books.records.get("note", run, t, step)
-            if known is None:
-                return None
-            return str(self._chest.find_line(*known).facts["content"])
+        with self._chest.use():
+            noted = self._books.records.get("note", run, t, step)  # the line's number and hash
+            return None if noted is None else str(self._chest.find_line(*noted).facts["content"])
 
     def write_note(self, run: str, t: int, step: str, content: str) -> None:
         """Note a step of a round, once: durable when this returns."""
-        with self._chest.alone:
-            self._require_writable()
+        with self._write():
             if step == "key":
                 self.require_paying()
             if self._books.records.get("note", run, t, step) is not None:
@@ -364,29 +356,26 @@ class Vault:
         before the run began: a run is planned within its share, with more noise, and does not stop
         halfway.
         """
-        with self._chest.alone:
-            self._chest.require_usable()
-            books = self._books
-            known = books.run(run)
-            opened = books.spent if known is None else known.opened
+        with self._chest.use():
+            books, earlier = self._books, self._books.run(run)
+            opened = books.spent if earlier is None else earlier.opened
             began = min(self.limit - opened, self._count_share(self.policy.run_share))
             return Tank(
                 capacity=np.array(books.capacity, dtype=np.float64),
                 spent=np.array(FULL - max(0, self.count_left(run, server)), dtype=np.int64),
                 opened=np.array(FULL - max(0, began), dtype=np.int64),
-                debits=np.array(0 if known is None else known.debits, dtype=np.int64),
+                debits=np.array(0 if earlier is None else earlier.debits, dtype=np.int64),
             )
 
     def find(self, run: str, t: int) -> Entry | None:
         """Return a round's stored answer, else its newest reserve, else None."""
-        with self._chest.alone:
-            self._chest.require_usable()
+        with self._chest.use():
             turn = self._books.turn(run, t)
             if turn is None:
                 return None
             dropped = self._books.is_dropped(run, t)
-            kept = turn.stored is not None and not dropped
-            upload = self._chest.upload(turn) if kept else None
+            has_upload = turn.stored is not None and not dropped
+            upload = self._chest.upload(turn) if has_upload else None
             return _make_entry(self._chest.find_line(turn.reserve, turn.hash), upload, dropped)
 
     def reserve(
@@ -412,8 +401,7 @@ class Vault:
         the size of the upload in bytes: the disk must have them free before anything is booked.
         """
         paid = _check_booking(run, t, request_hash, units, server, facts)
-        with self._chest.alone:
-            self._require_writable()
+        with self._write():
             policy, books = self.policy, self._books
             if t >= policy.max_rounds:
                 raise PolicyRefusal(
@@ -448,9 +436,8 @@ class Vault:
             if drop is not None:
                 booking["acknowledged"] = drop[1:]
             receipt = self._chest.append("reserve", [*entries, ("reserve", booking)], drop=drop)
-            reservation = Reservation(self.id, receipt.seq, run, t, request_hash, paid, receipt)
-            self._live[reservation.seq] = reservation
-            return reservation
+            self._live[receipt.seq] = Reservation(run, t, receipt)
+            return self._live[receipt.seq]
 
     def _find_droppable(
         self, run: str, t: int, seen: Receipt | VaultReceipt | None
@@ -474,9 +461,9 @@ class Vault:
         if type(upload) is not bytes or not 1 <= len(upload) <= MOST_BYTES:
             shown = len(upload) if isinstance(upload, bytes) else type(upload).__name__
             raise InputError.of("upload", shown, f"1 to {MOST_BYTES} bytes", "send a smaller model")
-        with self._chest.alone:
-            self._require_writable()
-            if self._live.get(reservation.seq) != reservation:
+        with self._write():
+            reserve = reservation.receipt.seq
+            if self._live.get(reserve) != reservation:
                 raise VaultRefusal(
                     "the reservation is not one of this opening, or has its upload already; "
                     "reserve anew, which books anew"
@@ -488,7 +475,7 @@ class Vault:
                     f"round {t} of run {run} has its answer already; send the stored one again"
                 )
             facts = {
-                "reserve": reservation.seq,
+                "reserve": reserve,
                 "run": run,
                 "t": t,
                 "sha256": sha256(upload),
@@ -496,7 +483,7 @@ class Vault:
             }
             self._room.unlink(missing_ok=True)
             receipt = self._chest.append("store", [("store", facts)], upload=(run, t, upload))
-            del self._live[reservation.seq]
+            del self._live[reserve]
             return receipt
 
     def tighten(self, policy: Policy) -> VaultReceipt:
@@ -504,8 +491,7 @@ class Vault:
 
         Before the first release this is a new promise; afterwards `promised` stays what it was.
         """
-        with self._chest.alone:
-            self._require_writable()
+        with self._write():
             if policy == self.policy:
                 return self.receipt()
             self.require_tightening(policy)
@@ -549,18 +535,19 @@ class Vault:
 
     def find_answered_reserve(self, run: str, t: int) -> int | None:
         """Return the line of the reserve of a round's stored upload, if it has one."""
-        with self._chest.alone:
-            self._chest.require_usable()
+        with self._chest.use():
             turn = self._books.turn(run, t)
             return None if turn is None or turn.stored is None else turn.reserve
 
-    def _require_writable(self) -> None:
-        self._chest.require_usable()
-        if self._readable_only:
-            raise VaultRefusal(
-                f"{self.path} was opened without its data set, for reading only; "
-                "open it with the data's fingerprint"
-            )
+    @contextmanager
+    def _write(self) -> Iterator[None]:
+        with self._chest.use():
+            if self._readable_only:
+                raise VaultRefusal(
+                    f"{self.path} was opened without its data set, for reading only; "
+                    "open it with the data's fingerprint"
+                )
+            yield
 
 
 def require_dataset(dataset: object) -> None:
