@@ -289,7 +289,7 @@ MUTANTS = [
     _bug("ρ taken for μ²", "privacy.calibration", "capacity_keeps_its_promise",
          ("np.asarray(2 * root_rho**2", "np.asarray(4 * root_rho**2")),
     _bug("the paper's formula in a vault", "privacy.calibration", "capacity_keeps_its_promise",
-         ('    if calibration == "paper":\n        raise', '    if calibration == "never":\n        raise')),
+         ('    if calibration == "paper":\n        remedy', '    if calibration == "never":\n        remedy')),
     _bug("ln(1/δ) with the wrong base", "privacy.calibration", "capacity_keeps_its_promise",
          ("-np.log(delta)\n    if calibration == \"zcdp\"", "-np.log10(delta)\n    if calibration == \"zcdp\"")),
     # What is booked.
@@ -530,8 +530,8 @@ MUTANTS = [
     _bug("records held against nothing", "client.vault.journal", "a_round_that_the_records_forgot_is_not_answered_anew",
          ("if content is None or sha256(content) != wanted:", "if content is None:")),
     _bug("a dropped round answered anew", "client.vault.journal", "a_round_that_was_acknowledged_has_no_second_answer",
-         ("        return None if known is None else Turn(*known)\n",
-          "        turn, own = None if known is None else Turn(*known), self.run(run)\n"
+         ("        return None if values is None else Turn(*values)\n",
+          "        turn, own = None if values is None else Turn(*values), self.run(run)\n"
           "        if turn and turn.stored and own and t < own.before and turn.stored < own.line:\n"
           "            return Turn(turn.reserve, turn.hash)\n        return turn\n")),
     _bug("uploads dropped that nobody acknowledged", "client.vault.vault", "what_nobody_acknowledged_is_kept",

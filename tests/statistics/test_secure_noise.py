@@ -185,8 +185,8 @@ def test_the_slow_path_draws_the_same_distribution(sigma, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("return is_below(height, 1,", "return True or is_below(height, 1,"),
-        ("return is_below(height, 1,", "return is_below(0, height + 1,"),
+        ("is_below(int(height[i]), 1,", "True or is_below(int(height[i]), 1,"),
+        ("is_below(int(height[i]), 1,", "is_below(0, int(height[i]) + 1,"),
         ("else ~value", "else -value"),
         ("staircase.scale << block", "staircase.scale"),
         ("while source.draw_bits(1):", "while source.draw_bits(2):"),

@@ -32,12 +32,12 @@ from sottovoce.errors import DataError, InputError, Refusal, TankEmpty
 from sottovoce.models.base import Floats, Regression
 from sottovoce.models.statistics import BINS, PARAMETER, Statistics
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import NOT_COVERED, Unit, format_claim, list_always_not_covered
+from sottovoce.privacy.budget import NOT_COVERED, Unit, format_budget, list_always_not_covered
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.base import Round
 
 if TYPE_CHECKING:
-    from sottovoce.schemas import DescriptionDocument, StatisticsEntry
+    from sottovoce.schemas import CorrelationEntry, DescriptionDocument, StatisticsEntry
 
 SCHEMA: Literal["sottovoce.description/1"] = "sottovoce.description/1"
 MISSING = (
@@ -80,7 +80,7 @@ class Description:
         about = {"record": "one record", "person": "one person", "client": "all data"}[self.unit]
         left = "" if self.left is None else f" {self.left:.0%} of the ledger's budget is left."
         return (
-            f"These statistics are ({format_claim(self.epsilon)}, {format_claim(self.delta, 3)})-"
+            f"These statistics are {format_budget(self.epsilon, self.delta)}-"
             f"differentially private for {about} of each client (adjacency: replace-one), whoever "
             f"reads them.{left} Not covered: "
             + "; ".join(NOT_COVERED[code] for code in self.not_covered)
@@ -99,11 +99,11 @@ class Description:
                 continue
             missing = float(np.clip(parts["missing"][i], 0, 1)) if len(parts["missing"]) else 0.0
             mean = parts["numbers"][i] / max(1 - missing, self.error)
-            found = self._describe_number(name, spec, mean, variances[i])
-            found["histogram"] = _clean_shares(parts["bins"][i * self.bins : (i + 1) * self.bins])
+            entry = self._describe_number(name, spec, mean, variances[i])
+            entry["histogram"] = _clean_shares(parts["bins"][i * self.bins : (i + 1) * self.bins])
             if self.layout.missing == "flag":
-                found["missing"] = missing
-            columns.append(found)
+                entry["missing"] = missing
+            columns.append(entry)
             i += 1
         label, target = self.layout.label, self.layout.target
         if target is None:
@@ -143,14 +143,13 @@ class Description:
 
     def _variances(self) -> Floats:
         """Return the variances of the numbers; NaN where the noise hides one."""
-        found = np.diag(self._covariances()).copy()
-        found[found < 4 * self.error / self.model.weight] = np.nan
-        return found
+        variances = np.diag(self._covariances())
+        return np.where(variances < 4 * self.error / self.model.weight, np.nan, variances)
 
-    def correlate(self) -> tuple[list[str], Floats, Floats]:
-        """Return names, the correlations of the numbers, and the standard errors of the noise.
+    def correlate(self) -> list[CorrelationEntry]:
+        """Return the correlation of each pair of numbers, and the standard error of its noise.
 
-        Where the noise hides a column's variance, its correlations are NaN.
+        A column whose variance the noise hides is left out.
         """
         names = [name for name, spec in self.layout.columns.items() if is_bounds(spec)]
         if len(names) < self.model.correlated:
@@ -160,13 +159,21 @@ class Description:
             )
         variance, noise = self._variances(), self.error / self.model.weight
         scale = np.sqrt(np.outer(variance, variance))
-        return names, np.clip(self._covariances() / scale, -1, 1), noise / scale
+        values = np.clip(self._covariances() / scale, -1, 1)
+        return [
+            {
+                "first": names[i],
+                "second": names[j],
+                "correlation": float(values[i, j]),
+                "error": float(noise / scale[i, j]),
+            }
+            for i, j in zip(*np.triu_indices(len(names), 1), strict=True)
+            if math.isfinite(values[i, j])
+        ]
 
     def to_json(self) -> DescriptionDocument:
         """Return the description as plain data, from which `read_description` makes it again."""
         columns, label = self.summarise()
-        names, matrix, errors = self.correlate()
-        pairs = zip(*np.triu_indices(len(names), 1), strict=True)
         target = self.layout.target
         return {
             "schema": SCHEMA,
@@ -180,16 +187,7 @@ class Description:
             "columns": columns,
             "label": label,
             "share_error": self.error,
-            "correlations": [
-                {
-                    "first": names[i],
-                    "second": names[j],
-                    "correlation": float(matrix[i, j]),
-                    "error": float(errors[i, j]),
-                }
-                for i, j in pairs
-                if math.isfinite(matrix[i, j])
-            ],
+            "correlations": self.correlate(),
             "released": {
                 "table": self.layout.to_json(),
                 "target": None if target is None else [target.low, target.high],
@@ -206,13 +204,12 @@ class Description:
         lines = [f"{self.samples:,} {unit} of {many}", ""]
         for entry in [*columns, label]:
             lines += _format_entry(entry, self.error)
-        names, matrix, errors = self.correlate()
-        tried = max(1, len(names) * (len(names) - 1) // 2)
+        tried = max(1, math.comb(self.model.correlated, 2))
         beyond = NormalDist().inv_cdf(1 - 0.025 / tried)  # 2 errors would list 1 pair in 20
         pairs = [
-            (abs(matrix[i, j]), f"{names[i]} and {names[j]}", matrix[i, j], errors[i, j])
-            for i, j in zip(*np.triu_indices(len(names), 1), strict=True)
-            if abs(matrix[i, j]) > beyond * errors[i, j]
+            (abs(value), f"{pair['first']} and {pair['second']}", value, pair["error"])
+            for pair in self.correlate()
+            if abs(value := pair["correlation"]) > beyond * pair["error"]
         ]
         if pairs:
             words = "pairs that are beyond the noise (95 % sure of all)"
@@ -351,8 +348,7 @@ def combine(descriptions: Sequence[Description]) -> Description:
     first = descriptions[0]
     clients: dict[str, int] = {}
     for other in descriptions:
-        same = (other.layout, other.bins, other.unit) == (first.layout, first.bins, first.unit)
-        if not same:
+        if (other.layout, other.bins, other.unit) != (first.layout, first.bins, first.unit):
             raise InputError(
                 "descriptions must be of the same columns, bounds, categories, bins and unit to be "
                 "combined; describe each client with the same declarations"
@@ -389,7 +385,7 @@ def read_description(path: Path) -> Description:
         layout = Layout.from_json(released["table"])
         if released["target"] is not None:
             layout = replace(layout, target=Regression("", *released["target"]))
-        found = Description(
+        description = Description(
             layout,
             values["unit"],
             values["delta"],
@@ -400,9 +396,9 @@ def read_description(path: Path) -> Description:
             released["bins"],
             tuple(values["not_covered"]),
         )
-        if found.mean.shape != (found.model.size,) or not found.clients:
+        if description.mean.shape != (description.model.size,) or not description.clients:
             raise ValueError("its numbers are not those of its columns")
-        return found
+        return description
     except FileNotFoundError:
         raise InputError.of("FILE", str(path), "a file that exists", "check its name") from None
     except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:

@@ -24,7 +24,7 @@ from sottovoce.client.vault import Policy, Vault, VaultReceipt, fingerprint_file
 from sottovoce.client.vault.chain import Line
 from sottovoce.client.vault.chest import Chest, require_file
 from sottovoce.errors import InputError, VaultRefusal
-from sottovoce.privacy.budget import Guarantee, format_claim
+from sottovoce.privacy.budget import Guarantee, format_budget
 from sottovoce.privacy.tank import FULL
 
 try:
@@ -156,7 +156,7 @@ def make_statement(vault: Vault) -> Statement:
             notes.append(cast("NoteEntry", note))
         since |= dict.fromkeys(changed, line.seq)
         terms, most = new, max(most, new["samples"])
-    others = tuple(sorted({*vault.other_ledgers, *(found for ids in second for found in ids)}))
+    others = tuple(sorted({*vault.other_ledgers}.union(*second)))
     also = ["other-ledgers"] if second or others else []
     return Statement(
         vault=vault.id,
@@ -190,8 +190,7 @@ def format_statement(statement: Statement, *, most: int | None = 20) -> str:
         f"data      {policy.samples:,} {'persons' if policy.unit == 'person' else 'records'}, "
         f"sealed as {statement.seal[:16]}…",
         *([] if statement.only_ledger else [f"          {describe_other_ledgers(statement)}"]),
-        f"promise   (ε, δ) = ({format_claim(promised.epsilon)}, {format_claim(promised.delta, 3)}) "
-        f"for {what}, "
+        f"promise   (ε, δ) = {format_budget(promised.epsilon, promised.delta)} for {what}, "
         f"{promised.calibration} calibration, all runs and servers together",
         *(
             f"          {text}"
@@ -260,9 +259,9 @@ def describe_tightening(statement: Statement) -> str:
     if (now.epsilon, now.delta, now.calibration) == (then.epsilon, then.delta, then.calibration):
         return ""
     return (
-        f"tightened later: from now on nothing is released beyond ({format_claim(now.epsilon)}, "
-        f"{format_claim(now.delta, 3)}) by {now.calibration} calibration; what was released before "
-        "was promised as above"
+        "tightened later: from now on nothing is released beyond "
+        f"{format_budget(now.epsilon, now.delta)} by {now.calibration} calibration; what was "
+        "released before was promised as above"
     )
 
 
@@ -274,24 +273,19 @@ def describe_sums(statement: Statement) -> str:
     return (
         f"of sums as long as {promised.honest} of their clients are honest, this one included, and "
         f"at most {promised.corrupt} side with the server; whatever anyone does, (ε, δ) = "
-        f"({format_claim(alone)}, {format_claim(promised.delta, 3)})"
+        f"{format_budget(alone, promised.delta)}"
     )
 
 
 def describe_other_ledgers(statement: Statement) -> str:
     """Say what other ledgers of the same rows mean, in a clause."""
-    known = (
-        f"{len(statement.other_ledgers)} known" if statement.other_ledgers else "none known here"
-    )
-    return f"these rows may have other ledgers ({known}), and budgets add up"
+    count = len(statement.other_ledgers)
+    how_many = f"{count} known" if count else "none known here"
+    return f"these rows may have other ledgers ({how_many}), and budgets add up"
 
 
 def draw_gauge(left: float) -> str:
-    """Return a bar whose full blocks are the budget left, rounded down.
-
-    >>> [draw_gauge(left).count("█") for left in (1.0, 0.5, 0.0)]
-    [30, 15, 0]
-    """
+    """Return a bar whose full blocks are the budget left, rounded down."""
     full = math.floor(left * _WIDTH)
     return "█" * full + "░" * (_WIDTH - full)
 
@@ -462,9 +456,9 @@ def create_from_data(
     if terms.get("unit") == "person":
         remedy = "which names the persons"
         raise InputError.of("unit", "person", "record or client without a node file", remedy)
-    rows = _require_rows(samples, *fingerprint_file(data))
-    policy = Policy(samples=rows[1], **terms)
-    with Vault.create(path, policy, dataset=rows[0], second_ledger=second_ledger) as vault:
+    dataset, counted = fingerprint_file(data)
+    policy = Policy(samples=_require_samples(samples, counted), **terms)
+    with Vault.create(path, policy, dataset=dataset, second_ledger=second_ledger) as vault:
         return make_statement(vault)
 
 
@@ -554,15 +548,15 @@ def rebind(
             )
         if node is not None:
             client = Node.load(node)
-            found = client.read_rows()
-            path, data = client.vault, client.data
-            dataset, rows = _require_rows(samples, found.fingerprint, len(found.y))
+            rows = client.read_rows()
+            path, data, dataset = client.vault, client.data, rows.fingerprint
+            counted: int | None = len(rows.y)
         else:
-            dataset, rows = _require_rows(samples, *fingerprint_file(cast(Path, data)))
+            dataset, counted = fingerprint_file(cast(Path, data))
         receipt = vaults.rebind(
             cast(Path, path),
             dataset=dataset,
-            samples=rows,
+            samples=_require_samples(samples, counted),
             overlap=overlap,
             second_ledger=second_ledger,
         )
@@ -586,14 +580,16 @@ def rebind(
     return RebindResult(text, receipt, share)
 
 
-def _require_rows(given: int | None, dataset: str, counted: int | None) -> tuple[str, int]:
-    if counted is None and given is None:
+def _require_samples(stated: int | None, counted: int | None) -> int:
+    """Return the number of samples, which the operator states where the file does not tell it."""
+    if counted is not None and stated not in (None, counted):
+        raise InputError.of("samples", stated, f"the file's {counted}", "leave it out")
+    samples = stated if counted is None else counted
+    if samples is None:
         raise InputError(
             "--samples is missing: this kind of file does not tell how many rows it has"
         )
-    if counted is not None and given not in (None, counted):
-        raise InputError.of("samples", given, f"the file's {counted}", "leave it out")
-    return dataset, given if counted is None else counted  # type: ignore[return-value]
+    return samples
 
 
 def _read_receipt(text: str) -> VaultReceipt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -89,11 +90,11 @@ def evaluation_code(unit: Unit, *, declared_public: bool) -> str:
 
 def describe_evaluation(codes: Iterable[str]) -> str:
     """Return the sentence that says whose the validation and test rows are, and what they show."""
-    given = {*codes}
+    codes = {*codes}
     whose = "Records that a server validates and tests on"
-    if "evaluation-declared" in given:
+    if "evaluation-declared" in codes:
         whose = "The clients' own rows that the plan declares public, for validation and test,"
-    elif given & {"evaluation-of-clients", "evaluation-in-unit"}:
+    elif codes & {"evaluation-of-clients", "evaluation-in-unit"}:
         whose = "The clients' own rows that were taken for validation and test"
     by_client = " (by client, too, where shown)" if whose.startswith("The") else ""
     return (
@@ -112,16 +113,16 @@ def describe_model_view(
 any client (replace-one) is protected by (ε, δ) = (0.3788, 0.001), or (0.3834, 0.001) if 1 other \
 client tells what it knows'
     """
-    pairs = [f"({format_claim(e, 4)}, {format_claim(delta, 3)})" for e in epsilon]
+    pairs = [format_budget(e, delta, digits=4) for e in epsilon]
     who = ["1 other client tells what it knows" if c == 1 else f"{c} others do" for c in colluding]
-    told = "".join(f", or {pair} if {w}" for w, pair in [*zip(who, pairs, strict=True)][1:])
+    others = "".join(f", or {pair} if {w}" for w, pair in [*zip(who, pairs, strict=True)][1:])
     what = "all data" if unit == "client" else f"one {unit}"
-    would, given = "is", ""
+    verb, condition = "is", ""
     if noise == "simulated":
-        would, given = "would be", ", with noise drawn securely"
+        verb, condition = "would be", ", with noise drawn securely"
     return (
         f"Against whoever sees the models of all rounds of this run but no single upload, {what} "
-        f"of any client (replace-one) {would} protected by (ε, δ) = {pairs[0]}{told}{given}. "
+        f"of any client (replace-one) {verb} protected by (ε, δ) = {pairs[0]}{others}{condition}. "
         "This holds as long as the server keeps the uploads to itself, the other clients add their "
         "noise, and who takes part does not depend on the data; the rounding of uploads to float32 "
         "is left out."
@@ -173,16 +174,16 @@ def advise(
     units: of the client for which δ promises least (or the clients); noise: `weigh_noise`; size:
     the rows of a client, or the clients where the unit is all data of one.
     """
-    found = []
+    advice = []
     if epsilon > WEAK_EPSILON:
-        found.append(
+        advice.append(
             f"epsilon = {epsilon:g} is above {WEAK_EPSILON:g} and promises little: the odds of a "
             f"guess may change by a factor of e^{epsilon:g}; 1 is strong and 8 is usual"
         )
     if (sentence := warn_of_delta(delta, units, unit=unit)) is not None:
-        found.append(sentence)
+        advice.append(sentence)
     elif delta > WEAK_DELTA:
-        found.append(
+        advice.append(
             f"delta = {delta:g} is above {WEAK_DELTA:g}: with that probability the promise may not "
             "hold at all; choose one well below 1 / samples"
         )
@@ -193,11 +194,11 @@ def advise(
             if unit == "client"
             else f"{math.ceil(size * ratio):,} {unit}s per client would do, or more clients"
         )
-        found.append(
+        advice.append(
             f"the noise moves the model {noise:.2g} times as far as the data can, and little is "
             f"learnt above {LOUD_NOISE:g}; about {enough}, or a smaller model or a larger budget"
         )
-    return found
+    return advice
 
 
 @dataclass(frozen=True)
@@ -206,30 +207,25 @@ class Budget:
 
     >>> Budget(epsilon=8, delta=1e-5)
     Budget(epsilon=8.0, delta=1e-05)
-    >>> Budget(epsilon=0, delta=1e-5)
-    Traceback (most recent call last):
-        ...
-    sottovoce.errors.InputError: epsilon must be a finite number ≥ 1e-06, got 0; choose how much \
-may be learnt about one unit, 1 is strong and 8 is usual
     """
 
     epsilon: float
     delta: float
 
     def __post_init__(self) -> None:
-        epsilon, delta = _to_float(self.epsilon), _to_float(self.delta)
-        if not 1e-6 <= epsilon < math.inf:
-            raise InputError(
-                f"epsilon must be a finite number ≥ 1e-06, got {self.epsilon!r:.60}; choose how "
-                "much may be learnt about one unit, 1 is strong and 8 is usual"
-            )
-        if not 1e-100 <= delta <= 0.5:
-            raise InputError(
-                f"delta must be a number from 1e-100 to 0.5, got {self.delta!r:.60}; choose what "
-                "may be added to a probability beyond epsilon, well below 1 / samples"
-            )
-        object.__setattr__(self, "epsilon", epsilon)
-        object.__setattr__(self, "delta", delta)
+        of_epsilon = "choose how much may be learnt about one unit, 1 is strong and 8 is usual"
+        of_delta = (
+            "choose what may be added to a probability beyond epsilon, well below 1 / samples"
+        )
+        for name, least, most, bound, remedy in (
+            ("epsilon", 1e-6, sys.float_info.max, "a finite number ≥ 1e-06", of_epsilon),
+            ("delta", 1e-100, 0.5, "a number from 1e-100 to 0.5", of_delta),
+        ):
+            value = getattr(self, name)
+            is_real = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_real or not least <= value <= most:
+                raise InputError.of(name, value, bound, remedy)
+            object.__setattr__(self, name, float(value))
 
 
 @dataclass(frozen=True)
@@ -262,12 +258,9 @@ class Guarantee:
             remedy = "name what one difference is"
             raise InputError.of("unit", self.unit, " or ".join(UNITS), remedy)
         if self.calibration not in CALIBRATIONS:
-            raise InputError(
-                f"calibration must be exact, zcdp or paper, got {self.calibration!r:.60}; exact "
-                "gives the least noise that keeps the promise"
-            )
-        unknown = sorted(set(self.not_covered) - NOT_COVERED.keys())
-        if unknown:
+            remedy = "exact gives the least noise that keeps the promise"
+            raise InputError.of("calibration", self.calibration, "exact, zcdp or paper", remedy)
+        if unknown := sorted(set(self.not_covered) - NOT_COVERED.keys()):
             remedy = "see sottovoce.privacy.budget"
             raise InputError.of("not_covered", unknown[0], "a code of NOT_COVERED", remedy)
 
@@ -289,15 +282,15 @@ class Guarantee:
         if self.others:
             how += f"; other clients have vaults that calibrate by {' and '.join(self.others)}"
         uncovered = "; ".join(NOT_COVERED[code] for code in self.not_covered)
-        epsilon, delta = (format_claim(self.budget.epsilon), format_claim(self.budget.delta, 3))
+        epsilon, delta = format_claim(self.budget.epsilon), format_claim(self.budget.delta, 3)
         loosest = ""
         if self.tightest is not None:
             loosest = (
                 "This is the loosest of the clients' budgets; each is promised its own, down to "
-                f"({format_claim(self.tightest.epsilon)}, {format_claim(self.tightest.delta, 3)}). "
+                f"{format_budget(self.tightest.epsilon, self.tightest.delta)}. "
             )
         verb, changes = ("would be", "would change") if self.conditions else ("are", "changes")
-        given = f", {', and '.join(self.conditions)}" if self.conditions else ""
+        conditions = f", {', and '.join(self.conditions)}" if self.conditions else ""
         against, sees = "", "sees every upload of every round, knows who sent it"
         if self.epsilon_alone is not None:
             with_whom = f" together with up to {self.corrupt} of the other clients"
@@ -309,7 +302,7 @@ class Guarantee:
             sees = "learns the sum of each round's uploads, knows who took part"
         return (
             f"{self._whose} {verb} ({epsilon}, {delta})-differentially private for "
-            f"{about}{against}{given}. {loosest}"
+            f"{about}{against}{conditions}. {loosest}"
             f"That is: with {about}{which} being replaced by any other, the probability of "
             f"anything that the content of all messages can show {changes} by at most a factor "
             f"e^{epsilon}, up to an additional {delta} (adjacency: replace-one). "
@@ -319,17 +312,11 @@ class Guarantee:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """The conditions under which the figures would hold; empty where they hold.
-
-        >>> Guarantee(Budget(8, 1e-5), unit="record", calibration="exact").conditions
-        ()
-        """
-        found = [
-            f"were it not for {NOT_COVERED[code]}" for code in LEAKS if code in self.not_covered
-        ]
+        """The conditions under which the figures would hold; empty where they hold."""
+        leaks = [f"were it not for {NOT_COVERED[c]}" for c in LEAKS if c in self.not_covered]
         if "simulated-noise" in self.not_covered:
-            found.insert(0, "if each client drew its noise securely, as a deployment does")
-        return tuple(found)
+            leaks.insert(0, "if each client drew its noise securely, as a deployment does")
+        return tuple(leaks)
 
     @property
     def _whose(self) -> str:
@@ -395,14 +382,6 @@ def format_promise(text: str) -> str:
     return "\n".join(lines)
 
 
-def _to_float(value: object) -> float:
-    """Return a real number as a float, anything else as NaN, which no bound admits."""
-    try:
-        return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
-    except OverflowError:
-        return math.inf
-
-
 def format_claim(value: float, digits: int = 6) -> str:
     """Format a claimed figure in a few digits, rounded up, so that what is printed holds.
 
@@ -414,6 +393,11 @@ def format_claim(value: float, digits: int = 6) -> str:
     exact = Decimal(repr(float(value)))
     step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     return f"{float(exact.quantize(step, rounding=ROUND_CEILING)):.{digits}g}"
+
+
+def format_budget(epsilon: float, delta: float, digits: int = 6) -> str:
+    """Format a claimed (ε, δ) in a few digits, rounded up."""
+    return f"({format_claim(epsilon, digits)}, {format_claim(delta, 3)})"
 
 
 def round_up(value: float, places: int) -> float:

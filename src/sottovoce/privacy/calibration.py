@@ -49,10 +49,8 @@ def capacity(
         remedy = "exact is the default"
         raise InputError.of("calibration", calibration, "exact, zcdp or paper", remedy)
     if not np.all((np.asarray(epsilon) >= 1e-6) & (np.asarray(epsilon) <= LOOSEST[0])):
-        raise InputError(
-            f"epsilon must be from 1e-06 to 1e+06, got {np.asarray(epsilon).tolist()!r:.60}; "
-            "outside this range the calibration is not checked against 50 digits"
-        )
+        remedy = "outside this range the calibration is not checked against 50 digits"
+        raise InputError.of("epsilon", np.asarray(epsilon).tolist(), "from 1e-06 to 1e+06", remedy)
     if not np.all((np.asarray(delta) >= 1e-100) & (np.asarray(delta) <= LOOSEST[1])):
         remedy = "well below 1 / samples"
         raise InputError.of("delta", np.asarray(delta).tolist(), "from 1e-100 to 0.5", remedy)
@@ -96,10 +94,8 @@ def vault_capacity(
 a vault keeps promises, and the paper's formula does not always
     """
     if calibration == "paper":
-        raise InputError(
-            f"calibration must be exact or zcdp, got {calibration!r:.60}; a vault keeps promises, "
-            "and the paper's formula does not always"
-        )
+        remedy = "a vault keeps promises, and the paper's formula does not always"
+        raise InputError.of("calibration", calibration, "exact or zcdp", remedy)
     continuous = capacity(epsilon, delta, calibration=calibration)
     if calibration == "zcdp":
         return continuous

@@ -29,6 +29,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -279,14 +280,11 @@ def _settle_proposals(
     accepted = in_bars & (height + 1 <= bell * (1 - MARGIN))
     unsure = in_bars & ~accepted & (height < bell * (1 + MARGIN))
     for i in np.flatnonzero(unsure):
-        accepted[i] = _is_under_bell(int(height[i]), int(values[i]), staircase, source)
+        exponent = int(values[i]) ** 2, 2 * staircase.sigma**2
+        accepted[i] = is_below(int(height[i]), 1, staircase.scale, *exponent, source.draw_bits)
     for i in np.flatnonzero(~in_bars & (bar < bars + 2)):  # beyond the tails: refused
         values[i], accepted[i] = _propose_from_tail(bar[i] == bars, staircase, source)
     return values, accepted
-
-
-def _is_under_bell(height: int, value: int, staircase: Envelope, source: _Stream) -> bool:
-    return is_below(height, 1, staircase.scale, value**2, 2 * staircase.sigma**2, source.draw_bits)
 
 
 def _propose_from_tail(right: bool, staircase: Envelope, source: _Stream) -> tuple[int, bool]:
@@ -297,24 +295,13 @@ def _propose_from_tail(right: bool, staircase: Envelope, source: _Stream) -> tup
     start = staircase.tail_start + (block << staircase.tail_bits)
     value = start + source.draw_bits(staircase.tail_bits)
     value = value if right else ~value
-    accepted = is_below(
-        0,
-        staircase.tail_height,
-        staircase.scale << block,
-        value**2,
-        2 * staircase.sigma**2,
-        source.draw_bits,
-    )
-    return value, accepted
+    factor, exponent = staircase.scale << block, (value**2, 2 * staircase.sigma**2)
+    return value, is_below(0, staircase.tail_height, factor, *exponent, source.draw_bits)
 
 
 def _check_whole_number(name: str, value: int, least: int, most: int, remedy: str) -> int:
-    if not isinstance(value, bool):
-        try:
-            number = operator.index(value)
-        except TypeError:
-            pass
-        else:
-            if least <= number <= most:
-                return number
+    with suppress(TypeError):
+        number = operator.index(value)
+        if least <= number <= most and not isinstance(value, bool):
+            return number
     raise InputError.of(name, value, f"a whole number from {least} to {most}", remedy)

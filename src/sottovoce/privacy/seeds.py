@@ -37,10 +37,8 @@ def check_seed(seed: object) -> int:
 def refuse_seed(noise: str, seed: object) -> None:
     """Refuse a seed with secure noise, which cannot be repeated."""
     if noise == "secure" and seed is not None:
-        raise InputError(
-            f"seed must be absent with noise = secure, got {seed!r:.60}; its noise comes from the "
-            "operating system alone; leave the seed out"
-        )
+        remedy = "its noise comes from the operating system alone; leave the seed out"
+        raise InputError.of("seed", seed, "absent with noise = secure", remedy)
 
 
 def branch(seed: int, purpose: Purpose, *path: int) -> np.random.SeedSequence:

@@ -120,13 +120,12 @@ class Tank:
     @classmethod
     def full(cls, capacity: ArrayLike) -> Self:
         """Make a tank from which nothing has been spent."""
-        given = np.asarray(capacity)
-        if given.dtype.kind not in "fiu" or not np.all(np.isfinite(given) & (given > 0)):
+        mu2 = np.asarray(capacity)
+        if mu2.dtype.kind not in "fiu" or not np.all(np.isfinite(mu2) & (mu2 > 0)):
             remedy = "derive it from a Budget"
-            raise InputError.of("capacity", given.tolist(), "finite and > 0", remedy)
-        capacity = given.astype(np.float64)
-        zero = np.zeros(capacity.shape, dtype=np.int64)
-        return cls(capacity=capacity, spent=zero, opened=zero, debits=zero)
+            raise InputError.of("capacity", mu2.tolist(), "finite and > 0", remedy)
+        zero = np.zeros(mu2.shape, dtype=np.int64)
+        return cls(capacity=mu2.astype(np.float64), spent=zero, opened=zero, debits=zero)
 
     @classmethod
     def stack(cls, tanks: Sequence[Self]) -> Self:
@@ -162,14 +161,6 @@ class Tank:
 
         A client past its planned releases (r < 1) is offered all that is left; one with nothing
         left declines.
-
-        >>> tank = Tank.full(capacity=1.0)
-        >>> tank = tank.spend(tank.left)
-        >>> tank.offer(sensitivity=1.0, remaining=3).require()
-        Traceback (most recent call last):
-            ...
-        sottovoce.errors.TankEmpty: the privacy budget has nothing left for this release; \
-the client takes no further part, and only a new dataset brings a new budget
         """
         remaining = np.maximum(1, self._read_counts("remaining", remaining))
         return self._make_offer(self.left // remaining, sensitivity)
@@ -198,32 +189,21 @@ the client takes no further part, and only a new dataset brings a new budget
             raise InputError.of("sensitivity", sensitivity, "finite and > 0", remedy)
         if granted.all():
             return Offer(np.asarray(granted), np.asarray(units), self.noise(units, delta))
-        sigma = self.noise(np.where(granted, units, 1), delta)
-        return Offer(
-            granted=np.asarray(granted),
-            units=np.where(granted, units, 0),
-            sigma=np.where(granted, sigma, np.nan),
-        )
+        sigma = np.where(granted, self.noise(np.where(granted, units, 1), delta), np.nan)
+        return Offer(np.asarray(granted), np.where(granted, units, 0), sigma)
 
     def spend(self, units: ArrayLike) -> Self:
-        """Book units for all clients, or for none if one cannot pay. Zero books nothing.
-
-        >>> Tank.full(capacity=1.0).spend(FULL + 1)
-        Traceback (most recent call last):
-            ...
-        sottovoce.errors.TankEmpty: a release of 1125899906842625 units was asked for with \
-1125899906842624 left; nothing was booked, ask for an offer first
-        """
-        given = np.asarray(units)
-        if given.dtype.kind not in "iu":  # 0.9 of a unit must not be booked as none
-            raise InputError.of("units", given.tolist(), "whole numbers", "take those of an offer")
-        units = self._broadcast("units", np.minimum(given, 2 * FULL).astype(np.int64, copy=False))
+        """Book units for all clients, or for none if one cannot pay. Zero books nothing."""
+        asked = np.asarray(units)
+        if asked.dtype.kind not in "iu":  # 0.9 of a unit must not be booked as none
+            raise InputError.of("units", asked.tolist(), "whole numbers", "take those of an offer")
+        units = self._broadcast("units", np.minimum(asked, 2 * FULL).astype(np.int64, copy=False))
         if (units < 0).any():
             raise InputError.of("units", int(units.min()), "≥ 0", "a debit is never taken back")
         if (over := units > self.left).any():
-            asked, left = int(units[over].flat[0]), int(self.left[over].flat[0])
+            too_many, left = int(units[over].flat[0]), int(self.left[over].flat[0])
             raise TankEmpty(
-                f"a release of {asked} units was asked for with {left} left; "
+                f"a release of {too_many} units was asked for with {left} left; "
                 "nothing was booked, ask for an offer first"
             )
         return self.with_books(spent=self.spent + units, debits=self.debits + (units > 0))
@@ -236,15 +216,15 @@ the client takes no further part, and only a new dataset brings a new budget
 
     def _read_counts(self, name: str, numbers: ArrayLike) -> Units:
         """Return whole numbers in this tank's shape, cut to ±2⁵⁰: a server may announce any."""
-        given = np.asarray(numbers)
-        if given.dtype == object and all(isinstance(n, int) for n in given.flat):
-            cut = [min(max(n, -FULL), FULL) for n in given.flat]  # beyond 64 bits
-            given = np.array(cut, dtype=np.int64).reshape(given.shape)
-        if given.dtype.kind not in "iu":
+        counts = np.asarray(numbers)
+        if counts.dtype == object and all(isinstance(n, int) for n in counts.flat):
+            cut = [min(max(n, -FULL), FULL) for n in counts.flat]  # beyond 64 bits
+            counts = np.array(cut, dtype=np.int64).reshape(counts.shape)
+        if counts.dtype.kind not in "iu":
             raise InputError.of(name, numbers, "whole numbers", "it counts releases")
-        if given.dtype == np.int64:  # a faster way to the same result
-            return self._broadcast(name, np.minimum(np.maximum(given, -FULL), FULL))
-        return self._broadcast(name, np.clip(given, -FULL, FULL).astype(np.int64))
+        if counts.dtype == np.int64:  # a faster way to the same result
+            return self._broadcast(name, np.minimum(np.maximum(counts, -FULL), FULL))
+        return self._broadcast(name, np.clip(counts, -FULL, FULL).astype(np.int64))
 
     def _broadcast(self, name: str, values: NDArray[_Number]) -> NDArray[_Number]:
         """Return values in this tank's shape: one for all clients or one for each.
