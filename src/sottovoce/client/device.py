@@ -81,7 +81,7 @@ def _answer_blob(blob: bytes, node: Node) -> bytes:
     run, t = head.get("run"), head.get("t")
     if not isinstance(run, str) or not isinstance(t, int) or not 0 <= t < messages.MOST:
         raise Malformed("the message names no round of a run")
-    if arrays or not messages.is_run(run):
+    if arrays or not messages.RUN.fullmatch(run):
         raise Malformed("the message is no step of a round")
     with _open_vault(node, node.read_rows()) as vault:
         return _make_party(node, vault, vault.policy).answer(head, run, t, None)
@@ -187,7 +187,7 @@ def _make_greeting(node: Node) -> bytes:
                 "version": __version__,
                 "features": rows.features,
                 "classes": rows.classes,
-                "policy": _disclose_policy(vault.policy, rows) | _disclose_sum(node, vault.policy),
+                "policy": _disclose_policy(node, vault.policy, rows),
                 "budget": _disclose_budget(vault),
                 "receipt": vault.receipt().to_json(),
             }
@@ -256,7 +256,7 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
         if node.vault.stat().st_size + _bound_upload_bytes(request) > policy.max_bytes:
             raise RequestDeclined(f"the client's ledger may have {policy.max_bytes} bytes at most")
         change = grid.grid_sensitivity(request.recipe.unit, policy.samples)
-        paid = _price_turn(request, policy, vault)
+        paid = _price_turn(request, policy, vault, change)
         if not asks_key:
             _require_memory(request, rows)
 
@@ -300,13 +300,14 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
                 "budget": _disclose_budget(vault),
             }
             x = rows.apply_features(request.form.lens if lens is None else lens, node.data)
-            given = request.form, request.params, x, rows.y
+            inputs = request.form, request.params, x, rows.y
             common: Any = {"recipe": request.recipe, "head": head, "own": own_model}
             if masked is None:
-                upload = release.release(*given, paid=paid, loss_bound=request.loss_bound, **common)
+                upload = release.release(
+                    *inputs, paid=paid, loss_bound=request.loss_bound, **common
+                )
             else:
-                noise_units, mask = masked
-                upload = release.release_masked(*given, noise=noise_units, mask=mask, **common)
+                upload = release.release_masked(*inputs, noise=noise[0], mask=masked[1], **common)
             vault.store(reserved, upload.blob)
             return upload.blob
 
@@ -353,7 +354,7 @@ def _require_samples(node: Node, rows: Rows, vault: Vault) -> None:
         raise DataError(f"{node.data} has {len(rows.y)} rows, the vault was made for others")
 
 
-def _price_turn(request: Request, policy: Policy, vault: Vault) -> Price:
+def _price_turn(request: Request, policy: Policy, vault: Vault, change: int) -> Price:
     terms = Terms(
         clients=request.clients,
         per_round=request.per_round,
@@ -365,7 +366,7 @@ def _price_turn(request: Request, policy: Policy, vault: Vault) -> Price:
         vault.tank(request.run, request.server),
         request.round,
         terms,
-        change=grid.grid_sensitivity(request.recipe.unit, policy.samples),
+        change=change,
         floor=policy.floor,
         loss=request.loss_bound is not None,
     )
@@ -476,17 +477,8 @@ def _disclose_budget(vault: Vault) -> dict[str, Any] | None:
     }
 
 
-def _disclose_sum(node: Node, policy: Policy) -> dict[str, Any]:
-    """Return the client's key and terms of the sum view, where it has any."""
-    if node.sum_files is None:
-        return {}
-    member = sum_protocol.name_key(sum_protocol.read_key(node.sum_files[1]).public_key())
-    return {"sum": {"member": member, "honest": policy.honest, "corrupt": policy.corrupt}}
-
-
-def _disclose_policy(policy: Policy, rows: Rows) -> dict[str, Any]:
-    persons = {"rows_per_person": rows.rows_per_person} if rows.rows_per_person else {}
-    return persons | {
+def _disclose_policy(node: Node, policy: Policy, rows: Rows) -> dict[str, Any]:
+    disclosed: dict[str, Any] = {
         "samples": policy.samples,
         "unit": policy.unit,
         "clip": policy.clip,
@@ -497,3 +489,10 @@ def _disclose_policy(policy: Policy, rows: Rows) -> dict[str, Any]:
         # With a server share it depends on the server's earlier runs, and is left out.
         "run_share": policy.run_share if policy.server_share == 1 else None,
     }
+    if rows.rows_per_person:
+        disclosed["rows_per_person"] = rows.rows_per_person
+    if node.sum_files is not None:
+        member = sum_protocol.name_key(sum_protocol.read_key(node.sum_files[1]).public_key())
+        terms = {"member": member, "honest": policy.honest, "corrupt": policy.corrupt}
+        disclosed["sum"] = terms
+    return disclosed

@@ -20,7 +20,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -84,26 +84,26 @@ def unpack(
     sottovoce.errors.Malformed: the message was cut short or changed on its way
     """
     if not isinstance(blob, bytes):
-        _refuse("the message is not bytes")
+        raise Malformed("the message is not bytes")
     if len(blob) > limit:
-        _refuse(f"the message has {len(blob)} bytes, and at most {limit} are read")
+        raise Malformed(f"the message has {len(blob)} bytes, and at most {limit} are read")
     start = len(MAGIC) + 4
     if len(blob) < start + _SUM or not blob.startswith(MAGIC):
-        _refuse("the message is not one of sottovoce's, version 1")
+        raise Malformed("the message is not one of sottovoce's, version 1")
     if hashlib.sha256(memoryview(blob)[:-_SUM]).digest() != blob[-_SUM:]:
-        _refuse("the message was cut short or changed on its way")
+        raise Malformed("the message was cut short or changed on its way")
     length = int.from_bytes(blob[len(MAGIC) : start], "little")
     if length > min(LONGEST_TEXT, len(blob) - start - _SUM):
-        _refuse("the message's head is longer than the message")
+        raise Malformed("the message's head is longer than the message")
     text = blob[start : start + length]
     head, described = _decode_head(text)
     shapes = _read_shapes(described, words)
     if _encode_head(head, described) != text:
-        _refuse("the message's head is not written in the one canonical way")
+        raise Malformed("the message's head is not written in the one canonical way")
     kind = np.dtype("<u8" if words else "<f4")
     total = kind.itemsize * sum(math.prod(shape) for shape in shapes.values())
     if total != len(blob) - start - length - _SUM:
-        _refuse("the message's arrays do not have the sizes it states")
+        raise Malformed("the message's arrays do not have the sizes it states")
     arrays, at = {}, start + length
     for name, shape in shapes.items():
         count = math.prod(shape)
@@ -130,25 +130,25 @@ def _decode_head(text: bytes) -> tuple[dict[str, Any], Any]:
     try:
         read = json.loads(text, parse_constant=int)  # which refuses NaN and infinities
     except (ValueError, RecursionError):
-        _refuse("the message's head is not JSON")
+        raise Malformed("the message's head is not JSON") from None
     if not isinstance(read, dict) or read.keys() != {"arrays", "head"}:
-        _refuse("the message's head has not the two parts of a head")
+        raise Malformed("the message's head has not the two parts of a head")
     if not isinstance(read["head"], dict):
-        _refuse("the message's head is no object")
+        raise Malformed("the message's head is no object")
     return read["head"], read["arrays"]
 
 
 def _read_shapes(described: Any, words: bool) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     if not isinstance(described, list) or len(described) > MOST_ARRAYS:
-        _refuse("the message does not list its arrays")
+        raise Malformed("the message does not list its arrays")
     for entry in described:
         kind = ["u8"] if words else []
         if not isinstance(entry, list) or len(entry) < 2 or entry[2:] != kind:
-            _refuse("an array of the message has no name and shape, or is of another type")
+            raise Malformed("an array of the message has no name and shape, or is of another type")
         name, shape = entry[:2]
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in shapes:
-            _refuse("an array of the message has no name of its own")
+            raise Malformed("an array of the message has no name of its own")
         if (
             not isinstance(shape, list)
             or len(shape) > DEEPEST
@@ -156,15 +156,11 @@ def _read_shapes(described: Any, words: bool) -> dict[str, tuple[int, ...]]:
             or math.prod(max(1, size) for size in shape)
             >= 2**40  # a 0 would hide what is beside it
         ):
-            _refuse("an array of the message has no proper shape")
+            raise Malformed("an array of the message has no proper shape")
         shapes[name] = tuple(shape)
     if list(shapes) != sorted(shapes):
-        _refuse("the message's arrays are not in order")
+        raise Malformed("the message's arrays are not in order")
     return shapes
-
-
-def _refuse(sentence: str) -> NoReturn:
-    raise Malformed(sentence)
 
 
 REQUEST = "sottovoce.request/1"
@@ -182,7 +178,7 @@ CODES = ("empty", "policy", "replay", "malformed", "version", "unavailable", *_O
 _KEYS = ("schema", "run", "round", "terms", "local", "model", "loss_bound", "receipt", "server")
 _TERMS = ("clients", "per_round", "cohort")
 _LOCAL = ("learning_rate", "clip", "steps", "unit")
-_RUN = re.compile(r"[0-9a-f]{8,64}")
+RUN = re.compile(r"[0-9a-f]{8,64}")
 SERVER = re.compile(r"[A-Za-z0-9 ._:-]{0,80}")
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -190,11 +186,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Receipt:
-    """Proof of a debit: line `seq` of the vault's ledger has this hash.
-
-    >>> Receipt.from_json({"vault": "ab", "seq": 3, "hash": "cd"}).seq
-    3
-    """
+    """Proof of a debit: line `seq` of the vault's ledger has this hash."""
 
     vault: str
     seq: int
@@ -223,14 +215,7 @@ class Receipt:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A request for one round to one client.
-
-    >>> form = Form("svm", (2,), 2, {"kappa": 0.01})
-    >>> w = {"b": np.zeros((), np.float32), "w": np.zeros(2, np.float32)}
-    >>> ask = Request("0badc0de", Round(0, 8), 3, 3, "balanced", Recipe(1.0, 1.0), form, w)
-    >>> Request.from_blob(ask.to_blob()).hash() == ask.hash()
-    True
-    """
+    """A request for one round to one client."""
 
     run: str
     round: Round
@@ -300,7 +285,7 @@ class Request:
             raise Malformed("the request's round is beyond its horizon, or its cohort too large")
         if terms["cohort"] not in COHORTS or local["unit"] not in UNITS:
             raise Malformed("the request's cohort or unit is unknown")
-        if not isinstance(head["run"], str) or not _RUN.fullmatch(head["run"]):
+        if not isinstance(head["run"], str) or not RUN.fullmatch(head["run"]):
             raise Malformed("the request's run is no id of 8 to 64 hexadecimal digits")
         if not isinstance(head["server"], str) or not SERVER.fullmatch(head["server"]):
             raise Malformed("the request's server has no plain name")
@@ -338,11 +323,6 @@ class Request:
         )
 
 
-def is_run(value: str) -> bool:
-    """Return whether a text names a run: 8 to 64 hexadecimal digits."""
-    return bool(_RUN.fullmatch(value))
-
-
 def read_schema(blob: bytes) -> Any:
     """Return the schema that a message states; None where it cannot be read."""
     try:
@@ -353,11 +333,7 @@ def read_schema(blob: bytes) -> Any:
 
 
 def make_refusal(code: str, text: str) -> bytes:
-    """Return the bytes of a refusal, whose words depend on public state only.
-
-    >>> unpack(make_refusal("empty", "nothing left"))[0]["code"]
-    'empty'
-    """
+    """Return the bytes of a refusal, whose words depend on public state only."""
     return pack({"schema": ANSWER, "kind": "refusal", "code": code, "text": text})
 
 

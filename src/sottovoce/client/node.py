@@ -147,8 +147,8 @@ class Node:
         if missing:
             raise InputError(f"policy.{missing[0]} is missing in the node file; it has no default")
         names = (*LIMITS, *(SUM_TERMS if self.sum_files is None else ()))
-        kept = {} if held is None else {name: getattr(held, name) for name in names}
-        return Policy(samples=samples, **{**kept, **self.terms})
+        unnamed = {} if held is None else {name: getattr(held, name) for name in names}
+        return Policy(samples=samples, **{**unnamed, **self.terms})
 
     def read_rows(self) -> Rows:
         """Read the client's samples. Only the device does."""
@@ -168,10 +168,10 @@ class Node:
         """Import the model that `model.own` names; None where the file names none."""
         if self.own is None:
             return None
-        found = custom.find_object(self.own)
-        if all(hasattr(found, name) for name in ("shapes", "gradients", "losses")):
-            return cast(OwnModel, found)
-        return custom.adopt_model(found, "model.own", self.own)
+        model = custom.find_object(self.own)
+        if all(hasattr(model, name) for name in ("shapes", "gradients", "losses")):
+            return cast(OwnModel, model)
+        return custom.adopt_model(model, "model.own", self.own)
 
 
 def _read_arrays(

@@ -173,9 +173,9 @@ def release(
     now, samples = _sort_leaves(params), len(np.asarray(y))
     count = sum(leaf.size for leaf in now.values())
     noise = (secure_noise.draw(count, sigma) for sigma in paid.noise)  # each before its own step
-    loss_noise = None if paid.loss_noise is None else int(secure_noise.draw(1, paid.loss_noise)[0])
     noised_loss: dict[str, float] = {}
-    if loss_noise is not None and loss_bound is not None and paid.loss_noise is not None:
+    if loss_bound is not None and paid.loss_noise is not None:
+        loss_noise = int(secure_noise.draw(1, paid.loss_noise)[0])
         losses = sample_losses(form, now, np.asarray(x, np.float64), np.asarray(y), own)
         total = grid.bounded_sum(losses, loss_bound) + loss_noise
         noised_loss["loss"] = loss_bound * (total / grid.REPLACED) / samples

@@ -17,7 +17,6 @@ client that had dropped out opens nothing later.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -26,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -40,6 +39,7 @@ from numpy.typing import NDArray
 
 from sottovoce.client import messages
 from sottovoce.client.vault import Vault
+from sottovoce.client.vault.chain import encode_canonical, sha256
 from sottovoce.data.files import write_file
 from sottovoce.errors import InputError, Malformed, PolicyRefusal, RoundAnswered
 from sottovoce.privacy import grid
@@ -239,7 +239,7 @@ def _agree(key: bytes, other: str) -> bytes:
     try:
         return X25519PrivateKey.from_private_bytes(key).exchange(public)
     except ValueError:  # a point of small order: the secret would be known to all
-        _refuse("a mask key of the round is none")
+        raise Malformed("a mask key of the round is none") from None
 
 
 def sign(key: Ed25519PrivateKey, purpose: str, content: Any) -> str:
@@ -258,14 +258,12 @@ def is_signed(member: str, purpose: str, content: Any, signature: Any) -> bool:
 
 
 def _encode(purpose: str, content: Any) -> bytes:
-    return json.dumps(
-        [_VERSION, purpose, content], sort_keys=True, separators=(",", ":"), allow_nan=False
-    ).encode()
+    return encode_canonical([_VERSION, purpose, content]).encode()
 
 
 def digest(purpose: str, content: Any) -> str:
     """Return SHA-256 of plain data for one purpose, in hexadecimal."""
-    return hashlib.sha256(_encode(purpose, content)).hexdigest()
+    return sha256(_encode(purpose, content))
 
 
 @dataclass(frozen=True)
@@ -294,7 +292,7 @@ class RoundKey:
     def from_json(cls, values: Any) -> RoundKey:
         """Read and verify a key, or raise `Malformed`."""
         if not isinstance(values, Mapping) or values.keys() != cls.__dataclass_fields__.keys():
-            _refuse("a key of the round has not the fields of a key")
+            raise Malformed("a key of the round has not the fields of a key")
         hexes = (("request", 32), ("member", 32), ("mask_key", 32), ("signature", 64))
         numbers = (
             ("t", 0, 10**9),
@@ -304,13 +302,17 @@ class RoundKey:
         if not isinstance(values["run"], str) or not all(
             is_hex(values[name], size) for name, size in hexes
         ):
-            _refuse("a key of the round has a field that is no hexadecimal text of its length")
+            raise Malformed(
+                "a key of the round has a field that is no hexadecimal text of its length"
+            )
         for name, least, most in numbers:
             if type(values[name]) is not int or not least <= values[name] <= most:
-                _refuse(f"a key of the round has a {name} that is no whole number in its range")
+                raise Malformed(
+                    f"a key of the round has a {name} that is no whole number in its range"
+                )
         key = cls(**values)
         if not is_signed(key.member, "key", key.content, key.signature):
-            _refuse("a key of the round is not signed by its member")
+            raise Malformed("a key of the round is not signed by its member")
         return key
 
 
@@ -332,17 +334,17 @@ class Cohort:
     def read(cls, keys: Any, threshold: Any, run: str, t: int) -> Cohort:
         """Read the server's list; every key is of this round and signed, no key occurs twice."""
         if not isinstance(keys, list) or not 1 <= len(keys) <= MOST_MEMBERS:
-            _refuse(f"the round has no list of 1 to {MOST_MEMBERS} keys")
+            raise Malformed(f"the round has no list of 1 to {MOST_MEMBERS} keys")
         if type(threshold) is not int or not 1 <= threshold <= len(keys):
-            _refuse("the round's threshold is no whole number from 1 to its number of keys")
-        found = [RoundKey.from_json(values) for values in keys]
-        by_member = {key.member: key for key in sorted(found, key=lambda key: key.member)}
-        if len(by_member) < len(found) or len({key.mask_key for key in found}) < len(found):
-            _refuse("two members of the round have one key")
-        if any((key.run, key.t) != (run, t) for key in found):
-            _refuse("a key of the round was made for another round")
-        if len({key.request for key in found}) > 1:
-            _refuse("the members of the round were asked with different models or terms")
+            raise Malformed("the round's threshold is no whole number from 1 to its number of keys")
+        round_keys = [RoundKey.from_json(values) for values in keys]
+        by_member = {key.member: key for key in sorted(round_keys, key=lambda key: key.member)}
+        if not len(by_member) == len({key.mask_key for key in round_keys}) == len(round_keys):
+            raise Malformed("two members of the round have one key")
+        if any((key.run, key.t) != (run, t) for key in round_keys):
+            raise Malformed("a key of the round was made for another round")
+        if len({key.request for key in round_keys}) > 1:
+            raise Malformed("the members of the round were asked with different models or terms")
         return cls(run, t, by_member, threshold)
 
     @cached_property
@@ -366,9 +368,9 @@ class Cohort:
     def read_members(self, members: Any, what: str) -> list[str]:
         """Read a list of members, sorted and each once, or raise `Malformed`."""
         if not isinstance(members, list) or not all(isinstance(m, str) for m in members):
-            _refuse(f"{what} is no list of members")
+            raise Malformed(f"{what} is no list of members")
         if sorted(set(members)) != members or not self.keys.keys() >= set(members):
-            _refuse(f"{what} is not a sorted list of members of the round, each named once")
+            raise Malformed(f"{what} is not a sorted list of members of the round, each named once")
         return members
 
 
@@ -416,22 +418,17 @@ class VaultNotes:
 
     def make_secret(self, run: str, t: int) -> bytes:
         """Draw a secret and keep it, for its owner's eyes alone."""
-        kept, secret = self._read(), os.urandom(32)
-        others = dict(list(kept.items())[-15:])  # of runs that go on side by side
+        secret = os.urandom(32)
+        others = dict(list(self._read().items())[-15:])  # of runs that go on side by side
         others.pop(run, None)
-        self._file.touch(mode=0o600)
-        content = json.dumps({**others, run: [t, secret.hex()]}).encode()
-        draft = self._file.with_name(self._file.name + ".part")
-        draft.touch(mode=0o600)
-        write_file(self._file, content)
+        self._file.with_name(self._file.name + ".part").touch(mode=0o600)  # `write_file` fills it
+        write_file(self._file, json.dumps({**others, run: [t, secret.hex()]}).encode())
         return self._bind_ledger(secret)
 
     def find_secret(self, run: str, t: int) -> bytes | None:
         """Return the round's secret, while it is kept."""
-        found = self._read().get(run)
-        if found is None or found[0] != t:
-            return None
-        return self._bind_ledger(bytes.fromhex(found[1]))
+        newest, drawn = self._read().get(run, (None, ""))
+        return self._bind_ledger(bytes.fromhex(drawn)) if newest == t else None
 
     def _bind_ledger(self, drawn: bytes) -> bytes:
         """Return the secret that 32 random bytes are for this ledger, another after a restore."""
@@ -524,8 +521,8 @@ class Party:
 
         The dealers must be enough for a set that this client would unmask; their shares must open.
         """
-        secrets, own = self._require_noted_cohort(cohort), cohort.keys[self.member]
-        if own.request != booking.request:
+        secrets, own_key = self._require_noted_cohort(cohort), cohort.keys[self.member]
+        if own_key.request != booking.request:
             raise RoundAnswered("this round was asked with another model or other terms")
         if self._find_note(cohort, "set") is not None:
             raise RoundAnswered("this round's set is known, and the client's input came too late")
@@ -538,7 +535,7 @@ class Party:
         self._note(cohort, "dealers", cohort.bind_dealers(dealers))
         promises = self.list_promises(cohort, dealers)
         noise = complete_noise(
-            booking.sigma, own.promise, promises, self.terms.honest, share=booking.share
+            booking.sigma, own_key.promise, promises, self.terms.honest, share=booking.share
         )
         return booking.release(noise, secrets.make_mask(cohort, dealers, booking.size))
 
@@ -564,12 +561,12 @@ class Party:
         if self._find_note(cohort, "set") != bound:
             raise RoundAnswered("this round's set is another one, or was not signed here")
         if not isinstance(signatures, Mapping):
-            _refuse("the set has no signatures")
+            raise Malformed("the set has no signatures")
         # Of members only: t others could sign for inputs that were made for fewer dealers, and
         # reveal the keys with which these are masked.
         signed = [m for m in members if is_signed(m, "set", bound, signatures.get(m))]
         if len(signed) < cohort.threshold:
-            _refuse(f"the set has {len(signed)} signatures and needs {cohort.threshold}")
+            raise Malformed(f"the set has {len(signed)} signatures and needs {cohort.threshold}")
         opened[self.member] = secrets.split(cohort)[cohort.points[self.member] - 1]
         return {
             "seed": {m: f"{opened[m][1]:066x}" for m in dealers if m in members},
@@ -578,12 +575,12 @@ class Party:
 
     def _require_cohort(self, cohort: Cohort) -> _RoundSecrets:
         """Refuse a cohort that this client is not in, or whose threshold protects it too little."""
-        noted, own = self._find_note(cohort, "key"), cohort.keys.get(self.member)
-        if own is None or noted is None or own.to_json() != json.loads(noted):
-            _refuse("the round's keys do not contain the one that this client has sent")
+        noted, own_key = self._find_note(cohort, "key"), cohort.keys.get(self.member)
+        if own_key is None or noted is None or own_key.to_json() != json.loads(noted):
+            raise Malformed("the round's keys do not contain the one that this client has sent")
         secret = self._notes.find_secret(cohort.run, cohort.t)
         secrets = None if secret is None else _RoundSecrets(self.member, secret)
-        if secrets is None or compute_public(secrets.key) != own.mask_key:
+        if secrets is None or compute_public(secrets.key) != own_key.mask_key:
             raise PolicyRefusal("the secrets of this round are gone; it goes on without the client")
         corrupt = self.terms.corrupt
         strangers = len(cohort.keys.keys() - self.terms.roster)  # each may be the server
@@ -615,7 +612,7 @@ class Party:
         if self._find_note(cohort, "dealers") not in (None, cohort.bind_dealers(dealers)):
             raise RoundAnswered("this client has made its input for other dealers")
         if not set(dealers) >= {self.member, *members}:
-            _refuse("the set has a member that has dealt no shares")
+            raise Malformed("the set has a member that has dealt no shares")
         self._require_enough(cohort, members)
         return cohort.bind_set(dealers, members)
 
@@ -634,16 +631,16 @@ class Party:
     ) -> dict[str, tuple[int, int]]:
         """Decrypt what the others dealt to this client: a share of the key and of the seed each."""
         if not isinstance(sealed, Mapping) or not cohort.keys.keys() - {self.member} >= set(sealed):
-            _refuse("the round's shares are not those of its members")
+            raise Malformed("the round's shares are not those of its members")
         opened = {}
         for member, text in sealed.items():
             cipher = AESGCM(secrets.derive_cipher(cohort, member, self.member))
             try:
                 content = cipher.decrypt(bytes(12), bytes.fromhex(text), None)
             except (InvalidTag, ValueError, TypeError):
-                _refuse("a share of the round does not open")
+                raise Malformed("a share of the round does not open") from None
             if len(content) != 2 * _SHARE:
-                _refuse("a share of the round has another size")
+                raise Malformed("a share of the round has another size")
             opened[member] = int.from_bytes(content[:_SHARE]), int.from_bytes(content[_SHARE:])
         return opened
 
@@ -674,20 +671,16 @@ class _RoundSecrets:
     def split(self, cohort: Cohort) -> list[tuple[int, int]]:
         """Return every member's share of the key and of the seed."""
         dealt = []
-        for name, part in (("key", self.key), ("seed", self.seed)):
+        for name, secret in (("key", self.key), ("seed", self.seed)):
             entropy = _derive(self._secret, "coefficients", name, cohort.digest)
-            dealt.append(split_secret(part, cohort.threshold, len(cohort.keys), entropy))
-        return list(zip(dealt[0], dealt[1], strict=True))
+            dealt.append(split_secret(secret, cohort.threshold, len(cohort.keys), entropy))
+        return list(zip(*dealt, strict=True))
 
 
 def seal_seed(seed: bytes) -> str:
     """Return the hash by which a server knows that it has put a seed together correctly."""
-    return hashlib.sha256(_VERSION.encode() + b"\nseal\n" + seed).hexdigest()
+    return sha256(_VERSION.encode() + b"\nseal\n" + seed)
 
 
 def _pack(step: str, content: Mapping[str, Any]) -> bytes:
     return messages.pack({"schema": messages.ANSWER, "kind": step, **content})
-
-
-def _refuse(sentence: str) -> NoReturn:
-    raise Malformed(sentence)

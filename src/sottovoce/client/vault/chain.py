@@ -146,7 +146,7 @@ def fingerprint_file(path: str | Path) -> tuple[str, int | None]:
 
 
 def _numbers(name: str, values: ArrayLike) -> NDArray[Any]:
-    given = np.asarray(values)
-    if given.dtype.kind not in "biuf" or given.ndim < 1:
-        raise InputError.of(name, given.dtype, "an array of numbers", "encode categories first")
-    return given
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf" or array.ndim < 1:
+        raise InputError.of(name, array.dtype, "an array of numbers", "encode categories first")
+    return array

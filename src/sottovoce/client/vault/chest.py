@@ -473,7 +473,7 @@ def _require_unused(path: Path) -> None:
 def require_file(path: Path) -> None:
     """Refuse if there is no such file; nothing is created."""
     try:
-        found = path.stat()
+        file = path.stat()
     except FileNotFoundError:
         raise VaultRefusal(
             f"{path} does not exist; put it back if it was there, or make one with "
@@ -481,9 +481,9 @@ def require_file(path: Path) -> None:
         ) from None
     except OSError as error:
         raise VaultRefusal(f"{path} cannot be read ({error.strerror})") from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(file.st_mode):
         raise VaultRefusal(f"{path} is not a file; name the vault itself")
-    if found.st_nlink != 1:
+    if file.st_nlink != 1:
         raise VaultRefusal(f"{path} has a second name (a hard link); remove one of the two")
 
 
@@ -523,17 +523,17 @@ def _require_summary(journal: Journal, books: Books, content: str) -> None:
     """Refuse a summary, or a tree of records, that is not the sum of all lines up to it."""
     copy = replace(books, records=Records(lambda _: None))
     copy.records.changed = dict(books.records.changed)
-    made, nodes = copy.make_summary()
-    if made != content or any(journal.node(name) != node for name, node in nodes.items()):
+    expected, nodes = copy.make_summary()
+    if expected != content or any(journal.node(name) != node for name, node in nodes.items()):
         journal.refuse_damaged("its summary is not that of its lines")
 
 
 def _require_uploads(journal: Journal, books: Books) -> None:
     """Refuse stored uploads that are not those of the lines; only dropped ones may be missing."""
     expected = {turn.stored: (run, t) for run, t, turn in books.list_stored()}
-    found = journal.list_uploads()
-    missing = [round_key for seq, round_key in expected.items() if seq not in found]
-    if any(expected.get(seq) != round_key for seq, round_key in found.items()) or not all(
+    stored = journal.list_uploads()
+    missing = [round_key for seq, round_key in expected.items() if seq not in stored]
+    if any(expected.get(seq) != round_key for seq, round_key in stored.items()) or not all(
         books.is_dropped(*round_key) for round_key in missing
     ):
         journal.refuse_damaged("its uploads are not those of its lines")

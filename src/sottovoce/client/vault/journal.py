@@ -171,13 +171,13 @@ class Books:
 
     def run(self, name: str) -> LedgerRun | None:
         """Return what is known of a run."""
-        known = self.records.get("run", name)
-        return None if known is None else LedgerRun(*known)
+        values = self.records.get("run", name)
+        return None if values is None else LedgerRun(*values)
 
     def turn(self, run: str, t: int) -> Turn | None:
         """Return what is known of a round."""
-        known = self.records.get("turn", run, t)
-        return None if known is None else Turn(*known)
+        values = self.records.get("turn", run, t)
+        return None if values is None else Turn(*values)
 
     def spent_by_run(self, name: str) -> int:
         """Return the units booked by one run."""
@@ -190,10 +190,10 @@ class Books:
 
     def is_dropped(self, run: str, t: int) -> bool:
         """Return whether a round's upload was dropped, because its server has it."""
-        turn, known = self.turn(run, t), self.run(run)
-        if turn is None or turn.stored is None or known is None:
+        turn, asked_by = self.turn(run, t), self.run(run)
+        if turn is None or turn.stored is None or asked_by is None:
             return False
-        return t < known.before and turn.stored < known.line
+        return t < asked_by.before and turn.stored < asked_by.line
 
     def list_stored(self) -> Iterator[tuple[str, int, Turn]]:
         """Yield every round with an upload, dropped or not; needs the whole ledger to be read."""
@@ -294,11 +294,11 @@ class Books:
         if turn is None or turn.stored is not None or reserve <= self.restored:
             raise ValueError("its round has no open reserve")
         if reserve != turn.reserve:  # an earlier one of the same round, which was open as well
-            found = self.line(reserve)
-            if found is None or found.kind != "reserve":
+            earlier = self.line(reserve)
+            if earlier is None or earlier.kind != "reserve":
                 raise ValueError("its reserve")
-            self._require((found.facts["run"], found.facts["t"]) == (name, t), "its round")
-            turn = Turn(reserve, found.hash)
+            self._require((earlier.facts["run"], earlier.facts["t"]) == (name, t), "its round")
+            turn = Turn(reserve, earlier.hash)
         self._require(is_hash(facts["sha256"]) and type(facts["size"]) is int, "its upload")
         turn = replace(turn, stored=line.seq, sha256=facts["sha256"])
         self.records.put("turn", name, t, value=astuple(turn))

@@ -413,11 +413,7 @@ class Vault:
                     f"a turn's releases must be worth no more than one of σ/Δ = {policy.floor:g}; "
                     "ask for more noise or fewer steps"
                 )
-            turn = books.turn(run, t)
-            if turn is not None and turn.stored is not None:
-                raise RoundAnswered(
-                    f"round {t} of run {run} has its answer already; send the stored one again"
-                )
+            self._require_unanswered(run, t)
             all_alone = self._books.alone + (sum(paid) if alone is None else alone)
             if sum(paid) > self.count_left(run, server) or all_alone > self.limit_alone:
                 raise TankEmpty(
@@ -469,11 +465,7 @@ class Vault:
                     "reserve anew, which books anew"
                 )
             run, t = reservation.run, reservation.t
-            turn = self._books.turn(run, t)
-            if turn is not None and turn.stored is not None:
-                raise RoundAnswered(
-                    f"round {t} of run {run} has its answer already; send the stored one again"
-                )
+            self._require_unanswered(run, t)
             facts = {
                 "reserve": reserve,
                 "run": run,
@@ -538,6 +530,12 @@ class Vault:
         with self._chest.use():
             turn = self._books.turn(run, t)
             return None if turn is None or turn.stored is None else turn.reserve
+
+    def _require_unanswered(self, run: str, t: int) -> None:
+        if self.find_answered_reserve(run, t) is not None:
+            raise RoundAnswered(
+                f"round {t} of run {run} has its answer already; send the stored one again"
+            )
 
     @contextmanager
     def _write(self) -> Iterator[None]:

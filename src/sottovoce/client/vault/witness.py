@@ -46,13 +46,13 @@ def give_to_owner(descriptor: int, like: Path) -> None:
     root writes for a client must stay readable to it.
     """
     try:
-        wanted = like.stat()
+        owner = like.stat()
     except OSError:  # nothing there yet: who makes the first file keeps it
         return
-    made = os.fstat(descriptor)
-    if (made.st_uid, made.st_gid) != (wanted.st_uid, wanted.st_gid):
+    created = os.fstat(descriptor)
+    if (created.st_uid, created.st_gid) != (owner.st_uid, owner.st_gid):
         with contextlib.suppress(PermissionError):
-            os.fchown(descriptor, wanted.st_uid, wanted.st_gid)
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 _SCHEMA = "sottovoce.receipt/1"
