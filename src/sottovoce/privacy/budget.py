@@ -221,11 +221,10 @@ class Budget:
             ("epsilon", 1e-6, sys.float_info.max, "a finite number ≥ 1e-06", of_epsilon),
             ("delta", 1e-100, 0.5, "a number from 1e-100 to 0.5", of_delta),
         ):
-            value = getattr(self, name)
-            is_real = isinstance(value, Real) and not isinstance(value, bool)
-            if not is_real or not least <= value <= most:
-                raise InputError.of(name, value, bound, remedy)
-            object.__setattr__(self, name, float(value))
+            value = _to_float(getattr(self, name))  # first: a float16 has no 1e-100
+            if not least <= value <= most:
+                raise InputError.of(name, getattr(self, name), bound, remedy)
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -380,6 +379,14 @@ def format_promise(text: str) -> str:
             wrapper = textwrap.TextWrapper(96, f"{first:<13}", " " * indent, break_on_hyphens=False)
             lines.append(wrapper.fill(item))
     return "\n".join(lines)
+
+
+def _to_float(value: object) -> float:
+    """Return a real number as a float, anything else as NaN, which no bound admits."""
+    try:
+        return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        return math.inf
 
 
 def format_claim(value: float, digits: int = 6) -> str:
