@@ -91,7 +91,7 @@ EMPTY = {
 OURS = {
     "pyproject.toml": EMPTY["pyproject.toml"],
     "empty_client.py": """
-        from sottovoce.flower.client_app import build
+        from sottovoce.flower.client_app import build_app
 
         class Same:
             def hello(self, node):
@@ -100,28 +100,30 @@ OURS = {
             def answer(self, request, node):
                 return request
 
-        app = build(Same())
+        app = build_app(Same())
         """,
     "empty_server.py": """
         import json, time
         from pathlib import Path
         import numpy as np
-        from sottovoce.flower.server_app import build
+        from sottovoce.flower.server_app import build_app
 
         def conduct(roll, config):
             times = []
             model = np.random.default_rng(0).standard_normal(config["parameters"], np.float32)
-            roll.call(wanted=config["nodes"], seconds=120)
+            while len(roll.seats) < config["nodes"]:
+                roll.greet(seconds=120)
+                time.sleep(0.25)
             for t in range(config["rounds"] + 1):
                 start = time.perf_counter()
                 requests = dict.fromkeys(roll.seats, model.tobytes())
-                answers = roll.ask(requests, group=str(t), seconds=300)
+                answers = roll.ask(requests, seconds=300)
                 model = np.frombuffer(next(iter(answers.values())), np.float32)
                 assert answers == requests and len(answers) == config["nodes"]
                 times.append(time.perf_counter() - start)
             Path(config["out"]).write_text(json.dumps(times))
 
-        app = build(conduct, bytes.decode)
+        app = build_app(conduct, bytes.decode)
         """,
 }
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"

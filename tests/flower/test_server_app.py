@@ -78,7 +78,7 @@ def test_what_is_given_is_what_is_conducted(conducted):
     server_app.lead_run(NodeDirectory(NobodyIsAsked(), str, limit=1), given)
     (((plan, rows, routes, patience), more),) = conducted
     assert plan == Plan.load("plan.toml")
-    assert (rows.name, type(routes)) == ("public.npz", server_app.Routes)
+    assert (rows.name, type(routes)) == ("public.npz", NodeDirectory)
     assert (patience.clients, patience.gathering, patience.round, patience.minimum) == (
         3,
         7,

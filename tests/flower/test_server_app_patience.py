@@ -12,8 +12,8 @@ import pytest
 from sottovoce.client.messages import make_refusal
 from sottovoce.errors import RunError
 from sottovoce.flower import client_app
-from sottovoce.flower.server_app import Routes, read_client_id
-from sottovoce.flower.transport import NodeDirectory as Seats
+from sottovoce.flower.server_app import read_client_id
+from sottovoce.flower.transport import NodeDirectory
 from sottovoce.server import coordinator
 from sottovoce.server.coordinator import Patience, conduct
 from sottovoce.server.members import SILENT, Roll
@@ -59,7 +59,7 @@ class Grid(FakeGrid):
         return conduct(
             plan(**{"rounds.rounds": rounds}),
             public(),
-            Routes(Seats(self, read_client_id, limit=2**20)),
+            NodeDirectory(self, read_client_id, limit=2**20),
             Patience(3, gathering=900.0, round=deadline),
             out=out,
             on_round=told,

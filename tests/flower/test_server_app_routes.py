@@ -15,11 +15,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from sottovoce.client import device as sottovoce_device
 from sottovoce.client.vault import Vault
 from sottovoce.flower import certificates, client_app, transport
-from sottovoce.flower.server_app import Routes
-from sottovoce.flower.transport import NodeDirectory, ask_nodes
+from sottovoce.flower.transport import Asking, NodeDirectory
 from support.devices import ask as asked
 from support.devices import make_node
-from support.grids import FakeGrid, identity, said  # noqa: F401 - for every test of a grid
+from support.grids import FakeGrid, call, identity, said  # noqa: F401 - for every test of a grid
 from support.imports import modules_after
 
 
@@ -77,6 +76,11 @@ HOSTILE = {
     "failed": (error(2), "at once"),
     "a code of the future": (error(77), "at once"),
 }
+
+
+def ask_nodes(grid, requests, *, seconds, limit):
+    """Every node asked is in the result, with its answer or None."""
+    return Asking(grid, requests, seconds=seconds, limit=limit).wait(seconds)
 
 
 class TestAsk:
@@ -145,26 +149,26 @@ class TestRoll:
 
     def test_clients_are_known_by_their_own_ids(self):
         roll = self.roll({11: "ann", 12: "bob"})
-        assert {c: seat.node for c, seat in roll.call(wanted=2, seconds=5).items()} == {
+        assert {c: seat.node for c, seat in call(roll, 2, 5).items()} == {
             "ann": 11,
             "bob": 12,
         }
-        answers = roll.ask({"ann": b"a", "bob": b"b", "cid": b"c"}, group="0", seconds=5)
-        assert answers == {"ann": b"a", "bob": b"b", "cid": None}
+        answers = roll.ask({"ann": b"a", "bob": b"b", "cid": b"c"}, seconds=5)
+        assert answers == {"ann": b"a", "bob": b"b"}
 
     def test_a_client_that_comes_back_under_another_node_id_keeps_its_name(self):
         roll = self.roll({11: "ann", 12: "bob"})
-        roll.call(wanted=2, seconds=5)
+        call(roll, 2, 5)
         roll.grid.nodes = {13: roll.grid.nodes[11], 12: roll.grid.nodes[12]}
-        seats = roll.call(wanted=2, seconds=5)
+        seats = call(roll, 2, 5)
         assert {c: seat.node for c, seat in seats.items()} == {"ann": 13, "bob": 12}
 
     def test_a_second_node_with_the_same_name_does_not_take_the_seat(self):
         roll = self.roll({11: "ann"})
-        roll.call(wanted=1, seconds=5)
+        call(roll, 1, 5)
         roll.grid.nodes[12] = roll.grid.nodes[11]
         roll.grid.nodes[13] = lambda m: said(m, b"junk")
-        assert {seat.node for seat in roll.call(wanted=2, seconds=0.5).values()} == {11}
+        assert {seat.node for seat in call(roll, 2, 0.5).values()} == {11}
 
     def test_a_key_that_greets_as_another_client_is_another_client(self, tmp_path):
         """Before the right one, beside it and after it: nobody is evicted, all are told apart."""
@@ -179,16 +183,15 @@ class TestRoll:
             assert shown is None or transport.fingerprint(keys[node]) in shown.stdout
         roll = self.roll({12: "ann"})  # who only knows the name comes first
         roll.grid.keys, roll.grid._insecure = keys, False
-        roll.call(wanted=1, seconds=5)
+        assert set(roll.greet(5)) == {"ann"}
         roll.grid.nodes[11] = roll.grid.nodes[12]
-        routes = Routes(roll)
         mine = transport.fingerprint(keys[11])
-        assert set(routes.greet(5)) == {"ann", f"ann {mine}"}
-        assert routes.key(f"ann {mine}") == mine
-        assert routes.key("ann") == transport.fingerprint(keys[12])
-        assert routes.ask({f"ann {mine}": b"a"}, 5) == {f"ann {mine}": b"a"}
+        assert set(roll.greet(5)) == {f"ann {mine}"}
+        assert roll.key(f"ann {mine}") == mine
+        assert roll.key("ann") == transport.fingerprint(keys[12])
+        assert roll.ask({f"ann {mine}": b"a"}, 5) == {f"ann {mine}": b"a"}
         roll.grid.nodes.pop(12)  # gone, and back: it is still the other one
-        assert set(roll.call(wanted=1, seconds=5)) == {f"ann {mine}"}
+        assert set(call(roll, 1, 5)) == {f"ann {mine}"}
 
     def test_one_that_came_back_under_another_id_gets_its_seat_when_the_old_one_is_gone(
         self, monkeypatch
@@ -196,81 +199,82 @@ class TestRoll:
         """Without authentication a restarted node has a new id while the old one counts online."""
         monkeypatch.setattr(transport, "SHY", 0.2)
         roll = self.roll({11: "ann"})
-        roll.call(wanted=1, seconds=5)
+        call(roll, 1, 5)
         roll.grid.nodes[12] = roll.grid.nodes[11]
-        roll.call(wanted=0, seconds=5)
+        call(roll, 0, 5)
         del roll.grid.nodes[11]
-        assert {s.node for s in roll.call(wanted=1, seconds=5).values()} == {12}
+        assert {s.node for s in call(roll, 1, 5).values()} == {12}
 
     @pytest.mark.slow
     def test_a_node_that_hangs_at_the_greeting_is_asked_less_and_less(self, monkeypatch):
         monkeypatch.setattr(transport, "SHY", 0.4)
         roll = self.roll({11: "ann"}, **{"12": lambda m: None})
         roll.grid.nodes[12] = roll.grid.nodes.pop("12")
-        roll.call(wanted=2, seconds=6, patience=0.1)
+        monkeypatch.setattr(transport, "PATIENCE", 0.1)
+        call(roll, 2, 6)
         asked = [m for m in roll.grid.sent.values() if m.metadata.dst_node_id == 12]
         # At 0, 0.4, 1.2, 2.8 and 6 s at the earliest, and not 60 times.
         assert 2 <= len(asked) <= 5
         assert set(roll.seats) == {"ann"}
         sent = len(roll.grid.sent)
-        roll.call(wanted=0, seconds=900)  # nobody new: a round loses no time
+        call(roll, 0, 900)  # nobody new: a round loses no time
         assert len(roll.grid.sent) == sent
 
     def test_nobody_waits_for_a_node_that_hangs_at_its_greeting(self, monkeypatch):
         """It may say who it is later; until then the others' rounds go on."""
         monkeypatch.setattr(transport, "AT_ONCE", 0.5)
+        monkeypatch.setattr(transport, "PATIENCE", 900.0)
         ready = threading.Event()
         roll = self.roll({11: "ann"})
         roll.grid.nodes[12] = lambda m: said(m, b"bob") if ready.is_set() else None
-        assert set(roll.call(wanted=0, seconds=900, patience=900)) == {"ann"}
-        assert set(roll.call(wanted=0, seconds=900)) == {"ann"}
+        assert set(call(roll, 0, 900)) == {"ann"}
+        assert set(call(roll, 0, 900)) == {"ann"}
         assert len(roll.grid.sent) == 2  # its first greeting is still awaited
         ready.set()
-        assert set(roll.call(wanted=2, seconds=900)) == {"ann", "bob"}
+        assert set(call(roll, 2, 900)) == {"ann", "bob"}
         assert len(roll.grid.sent) == 2
 
     def test_a_node_has_one_seat_whatever_it_calls_itself(self):
         """Else one registered key could be asked, and count, as several clients."""
         roll = self.roll({11: "ann"})
-        routes, calls = Routes(roll), iter(["bob", "cid", "dan"])
+        calls = iter(["bob", "cid", "dan"])
 
         def changing(m):
             return said(m, next(calls).encode()) if m.metadata.message_type == "query" else None
 
         roll.grid.nodes[12] = changing
-        assert set(routes.greet(5)) == {"ann", "bob"}
+        assert set(roll.greet(5)) == {"ann", "bob"}
         for name in ("cid", "dan"):
-            routes.ask({"bob": b"b", "cid": b"c"}, 0.5)  # no answer: it is greeted anew
-            assert set(routes.greet(5)) == {name}
+            roll.ask({"bob": b"b", "cid": b"c"}, 0.5)  # no answer: it is greeted anew
+            assert set(roll.greet(5)) == {name}
             assert {seat.node: c for c, seat in roll.seats.items()} == {11: "ann", 12: name}
             assert len(roll.seats) == 2
 
     def test_routes_announce_who_is_new_and_whatever_is_no_greeting(self):
         roll = self.roll({11: "ann"}, **{"12": lambda m: said(m, b"junk")})
         roll.grid.nodes[12] = roll.grid.nodes.pop("12")
-        routes = Routes(roll)
-        assert routes.greet(5) == {"ann": b"ann", "node 12": b"junk"}
-        assert routes.greet(5) == {}
-        assert routes.ask({"ann": b"a", "node 12": b"b", "bob": b"c"}, 5) == {"ann": b"a"}
+        assert roll.greet(5) == {"ann": b"ann", "node 12": b"junk"}
+        assert roll.greet(5) == {}
+        assert roll.ask({"ann": b"a", "node 12": b"b", "bob": b"c"}, 5) == {"ann": b"a"}
         roll.grid.nodes = {13: roll.grid.nodes[11]}  # gone and back, by another node
-        assert routes.greet(5) == {"ann": b"ann"}
+        assert roll.greet(5) == {"ann": b"ann"}
         roll.grid.nodes = {}
-        assert routes.greet(5) == {}
-        assert routes.ask({"ann": b"a"}, 5) == {}
+        assert roll.greet(5) == {}
+        assert roll.ask({"ann": b"a"}, 5) == {}
 
     def test_who_does_not_answer_is_greeted_anew_and_keeps_its_seat(self):
         roll = self.roll({11: "ann", 12: "bob"})
-        routes, honest = Routes(roll), roll.grid.nodes[12]
-        assert set(routes.greet(5)) == {"ann", "bob"}
+        honest = roll.grid.nodes[12]
+        assert set(roll.greet(5)) == {"ann", "bob"}
         roll.grid.nodes[12] = lambda m: None
-        assert routes.ask({"ann": b"a", "bob": b"b"}, 0.5) == {"ann": b"a"}
+        assert roll.ask({"ann": b"a", "bob": b"b"}, 0.5) == {"ann": b"a"}
         roll.grid.nodes[12] = honest
-        assert routes.greet(5) == {"bob": b"bob"}  # so that its silence can be forgiven
-        assert routes.ask({"ann": b"a", "bob": b"b"}, 5) == {"ann": b"a", "bob": b"b"}
-        assert routes.greet(5) == {}
+        assert roll.greet(5) == {"bob": b"bob"}  # so that its silence can be forgiven
+        assert roll.ask({"ann": b"a", "bob": b"b"}, 5) == {"ann": b"a", "bob": b"b"}
+        assert roll.greet(5) == {}
 
     def test_waiting_for_too_many_ends(self):
-        assert set(self.roll({11: "ann"}).call(wanted=5, seconds=0.5)) == {"ann"}
+        assert set(call(self.roll({11: "ann"}), 5, 0.5)) == {"ann"}
 
 
 class Clock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,16 @@ def identity(monkeypatch):
     """Who sends: Flower tells a ServerApp before it runs."""
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1, raising=False)
+
+
+def call(roll, wanted, seconds):
+    """Greet until so many clients have a seat, or time is up; return the seats."""
+    until = time.monotonic() + seconds
+    while True:
+        roll.greet(max(0.1, until - time.monotonic()))
+        if len(roll.seats) >= wanted or time.monotonic() > until:
+            return dict(roll.seats)
+        time.sleep(0.05)
 
 
 class FakeGrid:

@@ -98,13 +98,6 @@ def _read_answer_every(context: Context) -> float:
 def _reply(message: Message, context: Context, answer: Callable[[bytes, Path], bytes]) -> Message:
     began = time.monotonic()
     try:
-        return _answer(message, context, answer)
-    finally:
-        wait_until_multiple(began, _read_answer_every(context))
-
-
-def _answer(message: Message, context: Context, answer: Callable[[bytes, Path], bytes]) -> Message:
-    try:
         request = read_record(message, "request", LIMIT)
         if request is None:
             raise ValueError("no request")
@@ -112,12 +105,14 @@ def _answer(message: Message, context: Context, answer: Callable[[bytes, Path], 
         if not isinstance(node, str):
             log.error("no node file: start flower-supernode with --node-config \"node='FILE'\"")
             raise TypeError("node")
-        said = answer(request, Path(node))
-        return Message(RecordDict({RECORD: ConfigRecord({"answer": said})}), reply_to=message)
+        answer_record = ConfigRecord({"answer": answer(request, Path(node))})
+        return Message(RecordDict({RECORD: answer_record}), reply_to=message)
     except Exception as error:
         # The kind of error alone: even here its text might hold a value from the data.
         log.error("no answer: %s", type(error).__name__)
         return Message(Error(code=FAILED, reason=SORRY), reply_to=message)
+    finally:
+        wait_until_multiple(began, _read_answer_every(context))
 
 
 app = build_app(Installed())

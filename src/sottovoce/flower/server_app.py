@@ -29,7 +29,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from sottovoce.errors import InputError, RunError, SottovoceError
-from sottovoce.flower.transport import NodeClient, NodeDirectory
+from sottovoce.flower.transport import NodeDirectory
 
 if TYPE_CHECKING:
     from sottovoce.runs.checkpoint import RoundDone
@@ -38,48 +38,33 @@ LOCK = "server.lock"
 # A server that is being stopped may still write its record.
 LOCK_SECONDS = 60.0
 STOPS = (signal.SIGINT, signal.SIGTERM)
-# Each key of the run config: its types, what it must be, and how it is given.
-KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
-    **dict.fromkeys(("plan", "public", "out"), ((str,), "a path", "'…'")),
-    **dict.fromkeys(("clients", "minimum"), ((int,), "a whole number ≥ 1", "3")),
+
+
+def _is_server_name(value: str) -> bool:
+    from sottovoce.client.messages import SERVER
+
+    return SERVER.fullmatch(value) is not None
+
+
+# Each key of the run config: its types, what it must be, how it is given, and the check of that.
+KINDS: dict[str, tuple[tuple[type, ...], str, str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("plan", "public", "out"), ((str,), "a path", "'…'", bool)),
+    **dict.fromkeys(("clients", "minimum"), ((int,), "a whole number ≥ 1", "3", lambda n: n >= 1)),
     **dict.fromkeys(
-        ("gathering", "deadline"), ((int, float), "seconds above 0, up to 1e+07", "60")
+        ("gathering", "deadline"),
+        ((int, float), "seconds above 0, up to 1e+07", "60", lambda s: 0 < s <= 10.0**7),
     ),
-    **dict.fromkeys(("resume", "keep-uploads", "insecure"), ((bool,), "true or false", "true")),
-    "name": ((str,), "at most 80 letters, digits and . _ : - or spaces", "'…'"),
-    "progress": ((str,), "a file in a folder that exists", "'…'"),
-    "admitted": ((str,), "a file that exists, or empty", "'…'"),
-}
-
-
-class Routes:
-    """The coordinator's transport over Flower; a route is the id of the client at its end."""
-
-    def __init__(self, roll: NodeDirectory) -> None:
-        self.roll = roll
-        self.rounds = 0
-        self._announced: dict[str, NodeClient | bytes] = {}
-
-    def greet(self, seconds: float) -> dict[str, bytes]:
-        """Return the greetings of nodes that have appeared, or were greeted again."""
-        seats = self.roll.call(wanted=0, seconds=seconds)
-        # What is no greeting is handed on as well: the coordinator has words for it.
-        strange = {f"node {node}": words for node, words in self.roll.strange.items()}
-        now: dict[str, NodeClient | bytes] = {**seats, **strange}
-        new = {route: it for route, it in now.items() if self._announced.get(route) is not it}
-        self._announced = now
-        return {route: it.hello if isinstance(it, NodeClient) else it for route, it in new.items()}
-
-    def key(self, route: str) -> str | None:
-        """Return the fingerprint of the client's key, where its node is authenticated."""
-        seat = self.roll.seats.get(route)
-        return None if seat is None else seat.key
-
-    def ask(self, requests: Mapping[str, bytes], seconds: float) -> dict[str, bytes]:
-        """Return the answers that came in time."""
-        self.rounds += 1
-        said = self.roll.ask(requests, group=str(self.rounds), seconds=seconds)
-        return {route: blob for route, blob in said.items() if blob is not None}
+    **dict.fromkeys(
+        ("resume", "keep-uploads", "insecure"), ((bool,), "true or false", "true", lambda _: True)
+    ),
+    "name": ((str,), "at most 80 letters, digits and . _ : - or spaces", "'…'", _is_server_name),
+    "progress": (
+        (str,), "a file in a folder that exists", "'…'", lambda f: not f or Path(f).parent.is_dir()
+    ),
+    "admitted": (
+        (str,), "a file that exists, or empty", "'…'", lambda f: not f or Path(f).is_file()
+    ),
+}  # fmt: skip
 
 
 def read_client_id(hello: bytes) -> str:
@@ -96,8 +81,12 @@ def lead_run(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
     from sottovoce.server.coordinator import conduct, read_admitted
     from sottovoce.server.members import Patience
 
-    for key in KINDS:
-        _require_setting(key, config.get(key))
+    for key, (types, bound, example, is_good) in KINDS.items():
+        value = config.get(key)
+        # A run would spend budget with it and then fail.
+        if type(value) not in types or not is_good(value):
+            remedy = f"give it as: flwr run --run-config {key}={example}"
+            raise InputError.of(key, value, bound, remedy)
     secure = is_encrypted(roll.grid)
     if not secure and not config["insecure"]:
         remedy = (
@@ -124,7 +113,7 @@ def lead_run(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
         conduct(
             plan,
             held,
-            Routes(roll),
+            roll,
             patience,
             out=paths["out"],
             on_round=report,
@@ -196,29 +185,6 @@ def is_encrypted(grid: object) -> bool:
     A grid that does not know counts as plaintext: a record must not promise what is not known.
     """
     return getattr(grid, "_insecure", True) is False
-
-
-def _require_setting(key: str, value: Any) -> None:
-    """Refuse a setting with which a run would spend budget and then fail."""
-    from sottovoce.client.messages import SERVER
-    from sottovoce.server.members import MOST_SECONDS
-
-    types, bound, given = KINDS[key]
-    good = type(value) in types
-    if good and key in ("plan", "public", "out"):
-        good = value != ""
-    elif good and types == (int,):
-        good = value >= 1
-    elif good and types == (int, float):
-        good = 0 < value <= MOST_SECONDS
-    elif good and key == "name":
-        good = SERVER.fullmatch(value) is not None
-    elif good and key == "progress":
-        good = value == "" or Path(value).parent.is_dir()
-    elif good and key == "admitted":
-        good = value == "" or Path(value).is_file()
-    if not good:
-        raise InputError.of(key, value, bound, f"give it as: flwr run --run-config {key}={given}")
 
 
 Scalar = str | int | float | bool

@@ -34,8 +34,8 @@ SLICE = 0.5
 # Seconds until a node without a proper greeting is asked again, then twice as many, …
 SHY = 5.0
 SHYEST = 600.0
-# Seconds that all wait for greetings; a later one is read when it has come.
-AT_ONCE = 5.0
+# Seconds that all wait for greetings; a later one is read when it has come, up to so many seconds.
+AT_ONCE, PATIENCE = 5.0, 60.0
 # What a greeting may weigh, and what an answer may weigh beyond the request that it answers.
 GREETING = 1 << 16
 SLACK = 1 << 20
@@ -118,16 +118,6 @@ class Asking:
         return came
 
 
-def ask_nodes(
-    grid: Grid, requests: Mapping[int, bytes], *, group: str = "", seconds: float, limit: int
-) -> dict[int, bytes | None]:
-    """Send each node its bytes and wait for all answers, at most `seconds`.
-
-    Every node asked is in the result, with its answer (at most `limit` bytes) or None.
-    """
-    return Asking(grid, requests, group=group, seconds=seconds, limit=limit).wait(seconds)
-
-
 def read_record(message: Message, key: str, limit: int) -> bytes | None:
     """Return the bytes under `key` of a message with one record of one entry, else None."""
     if not message.has_content() or list(message.content) != [RECORD]:
@@ -149,7 +139,7 @@ class NodeClient:
 
 
 class NodeDirectory:
-    """Our clients by their own ids, each with the Flower node it uses (its seat).
+    """The coordinator's transport: clients by their own ids, each with its Flower node (its seat).
 
     Flower's node ids change (a node without authentication gets a new one at every start), so every
     node is asked once who it is. A client keeps its seat while its node is online; another node
@@ -171,57 +161,59 @@ class NodeDirectory:
         self._known: set[int] = set()
         self._shy: dict[int, tuple[float, float]] = {}  # node → not before, and the wait after it
         self._greetings: list[Asking] = []  # those that have not all come
+        self._announced: dict[str, NodeClient | bytes] = {}
+        self._rounds = 0
 
-    def call(self, *, wanted: int, seconds: float, patience: float = 60.0) -> dict[str, NodeClient]:
-        """Ask new nodes who they are, until `wanted` clients are there or time is up.
+    def greet(self, seconds: float) -> dict[str, bytes]:
+        """Return the greetings of clients that have appeared, or were greeted again.
 
-        A greeting may take `patience` seconds, but a slow one is not waited for.
+        What is no greeting is handed on as well: the coordinator has words for it.
         """
-        until = time.monotonic() + seconds
-        while True:
-            nodes = list(self.grid.get_nodes())
-            online = {node.node_id for node in nodes}
-            if getattr(self.grid, "_insecure", True) is False:  # without TLS a key proves nothing
-                self._keys = {n.node_id: fingerprint(n.public_key) for n in nodes if n.public_key}
-            self._leave(online)
-            left = until - (now := time.monotonic())
-            later = {node for node, (due, _) in self._shy.items() if due > now}
-            awaited = {node for asking in self._greetings for node in asking.open}
-            new = sorted(online - self._known - later - awaited)
-            if new and left > 0:
-                self._greetings.append(
-                    Asking(
-                        self.grid,
-                        dict.fromkeys(new, b""),
-                        kind="query",
-                        seconds=min(left, patience),
-                        limit=min(self.limit, GREETING),
-                    )
+        nodes = list(self.grid.get_nodes())
+        online = {node.node_id for node in nodes}
+        if getattr(self.grid, "_insecure", True) is False:  # without TLS a key proves nothing
+            self._keys = {n.node_id: fingerprint(n.public_key) for n in nodes if n.public_key}
+        self._leave(online)
+        now = time.monotonic()
+        later = {node for node, (due, _) in self._shy.items() if due > now}
+        awaited = {node for asking in self._greetings for node in asking.open}
+        if new := sorted(online - self._known - later - awaited):
+            self._greetings.append(
+                Asking(
+                    self.grid,
+                    dict.fromkeys(new, b""),
+                    kind="query",
+                    seconds=min(seconds, PATIENCE),
+                    limit=min(self.limit, GREETING),
                 )
-            self._take_greetings(min(left, AT_ONCE) if new else 0.0)
-            if len(self.seats) >= wanted or left <= 0:
-                return dict(self.seats)
-            if not new:
-                time.sleep(min(POLL, max(0.0, left)))
+            )
+        self._take_greetings(min(seconds, AT_ONCE) if new else 0.0)
+        strange = {f"node {node}": words for node, words in self.strange.items()}
+        before, self._announced = self._announced, {**self.seats, **strange}
+        fresh = {c: it for c, it in self._announced.items() if before.get(c) is not it}
+        return {c: it.hello if isinstance(it, NodeClient) else it for c, it in fresh.items()}
 
-    def ask(
-        self, requests: Mapping[str, bytes], *, group: str, seconds: float
-    ) -> dict[str, bytes | None]:
-        """Ask clients by their own ids; None for one that does not answer, or has no seat.
+    def key(self, client: str) -> str | None:
+        """Return the fingerprint of the client's key, where its node is authenticated."""
+        return self.seats[client].key if client in self.seats else None
+
+    def ask(self, requests: Mapping[str, bytes], seconds: float) -> dict[str, bytes]:
+        """Return the answers of clients, by their own ids, that came in time.
 
         A client that does not answer keeps its seat, and is greeted again: it may have been
         restarted.
         """
-        seated = {c: seat.node for c, seat in self.seats.items() if c in requests}
-        said = ask_nodes(
+        self._rounds += 1
+        seated = {seat.node: client for client, seat in self.seats.items() if client in requests}
+        said = Asking(
             self.grid,
-            {node: requests[client] for client, node in seated.items()},
-            group=group,
+            {node: requests[client] for node, client in seated.items()},
+            group=str(self._rounds),
             seconds=seconds,
             limit=min(self.limit, max(map(len, requests.values()), default=0) + SLACK),
-        )
+        ).wait(seconds)
         self._known -= {node for node, answer in said.items() if answer is None}
-        return {c: said[seated[c]] if c in seated else None for c in requests}
+        return {seated[node]: answer for node, answer in said.items() if answer is not None}
 
     def _leave(self, online: set[int]) -> None:
         self.seats = {c: seat for c, seat in self.seats.items() if seat.node in online}
