@@ -56,24 +56,19 @@ class Schedule(Protocol):
     @property
     def rounds(self) -> int:
         """T₀: the horizon at the start, and the most rounds there can be."""
-        ...
 
     @property
     def steady(self) -> bool:
         """Whether no loss changes the horizon, so that every round is known in advance."""
-        ...
 
     def start(self, loss: float | None) -> Progress:
         """Return the progress before the first round; `loss` is V(w⁰), or None if not known yet."""
-        ...
 
     def round(self, progress: Progress) -> Round | None:
         """Return the next round, or None to stop."""
-        ...
 
     def advance(self, progress: Progress, loss: float) -> Progress:
         """Return the progress after one more round, whose model has this loss."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -104,17 +104,14 @@ class Transformation(Protocol):
     @property
     def name(self) -> str:
         """What the record calls it."""
-        ...
 
     def begin(self, first: Leaves) -> Leaves:
         """Return the state before the first round."""
-        ...
 
     def step(
         self, state: Leaves, previous: Leaves, averaged: Leaves
     ) -> tuple[dict[Any, Any], Leaves]:
         """Return the next model and the next state."""
-        ...
 
 
 class StepInputs(NamedTuple):

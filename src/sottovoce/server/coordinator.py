@@ -19,12 +19,13 @@ import logging
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,7 @@ UPLOADS = "uploads"  # a folder in the run folder
 log = logging.getLogger("sottovoce.asking")
 
 Arrays = dict[str, NDArray[np.float32]]
+Content = TypeVar("Content")
 
 
 def find_misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> str | None:
@@ -426,7 +428,7 @@ class RealClients:
                 {i: replace(request, receipt=roll.members[i].receipt).to_blob() for i in waiting}
             )
             for i, blob in replies.items():
-                self._count_answer(answers, i, blob, self._expect_upload(request, asked_hash, i))
+                self._read_upload(answers, i, blob, self._expect_upload(request, asked_hash, i))
             # A client that declines for good is replaced at once; only silence counts as a try.
             if any(i not in answers.uploads and i not in roll.gone for i in waiting):
                 tried += 1
@@ -510,10 +512,7 @@ class RealClients:
         self, size: int, online: NDArray[np.bool_], rng: np.random.Generator
     ) -> list[int]:
         kind, asked = self.run.federation.terms.cohort, self.run.state.asked
-        found: list[int] = pick_cohort(
-            kind, asked=asked, size=size, rng=rng, online=online
-        ).tolist()
-        return found
+        return [int(i) for i in pick_cohort(kind, asked=asked, size=size, rng=rng, online=online)]
 
     def _send(self, blobs: Mapping[int, bytes]) -> dict[int, bytes | None]:
         """Send clients their messages; return what each answered in time, None for silence."""
@@ -543,77 +542,85 @@ class RealClients:
             shown=self.roll.shown.get(i, (0.0, 0)),
         )
 
-    def _count_answer(
+    def _read_upload(
         self, answers: RoundAnswers, i: int, blob: bytes | None, expected: ExpectedUpload
     ) -> None:
-        """Check one client's answer and note what came of it; a bad one affects no other."""
-        roll, member, answers.why[i] = self.roll, expected.member, SILENT
+        """Check one client's answer, and count its upload."""
+        answer = self._read_answer(answers, i, blob, lambda b: checks.check_answer(b, expected))
+        if answer is not None and blob is not None:
+            answers.uploads[i], answers.blobs[i], answers.sigma[i] = answer, blob, answer.sigma
+            roll, member = self.roll, expected.member
+            roll.shown[i] = answer.shown
+            roll.members[i] = replace(member, receipt=answer.receipt, account=answer.account)
+            roll.missed.pop(i, None)
+
+    def _read_step(
+        self, answers: RoundAnswers, i: int, step: str, blob: bytes | None, size: int
+    ) -> Answer | None:
+        """Check one client's answer to a step of the sum view."""
+
+        def read(blob: bytes) -> Answer | str:
+            member, federation = self.roll.members[i], self.run.federation
+            # A refusal has no arrays, and reads the same with words.
+            head, arrays = unpack(blob, limit=8 * size + 2 * LONGEST_TEXT, words=True)
+            if head.get("kind") == "refusal":
+                return checks.read_code(head)
+            key = head.get("key")
+            if step == "keys" and not (
+                isinstance(key, dict) and key.get("samples") == member.samples
+            ):
+                raise Malformed("the key's samples are not those of the greeting")
+            if step == "input":
+                change = grid.grid_sensitivity(federation.recipe.unit, member.samples)
+                receipt, account = checks.check_input(head, member, change, federation.terms.honest)
+                self.roll.members[i] = replace(member, receipt=receipt, account=account)
+            return head, arrays
+
+        return self._read_answer(answers, i, blob, read, is_final=step == "keys")
+
+    def _read_answer(
+        self,
+        answers: RoundAnswers,
+        i: int,
+        blob: bytes | None,
+        read: Callable[[bytes], Content | str],
+        *,
+        is_final: bool = True,
+    ) -> Content | None:
+        """Return what `read` makes of one client's answer, or note why it does not count.
+
+        `read` returns the code of a refusal. A bad answer affects no other client.
+        """
+        roll, member, answers.why[i] = self.roll, self.roll.members[i], SILENT
         if blob is None:
             log.warning("client %s did not answer in time", member.name)
-            return
+            return None
         try:
-            answer = checks.check_answer(blob, expected)
+            answer = read(blob)
         except Malformed as error:
             log.warning("client %s sent no upload: %s", member.name, error)
             answers.why[i] = "version" if isinstance(error, OtherVersion) else "malformed"
             if isinstance(error, OtherSamples):  # all further uploads would be rejected, too
                 answers.why[i] = roll.gone[i] = "samples"
-            return
+            return None
         except Exception:  # an error in the checks must not end the run for everyone
             log.exception("the checks failed on what client %s sent", member.name)
             answers.why[i] = "malformed"
-            return
-        if isinstance(answer, str):
-            self._note_refusal(answers, i, answer)
-            return
-        answers.uploads[i], answers.blobs[i], answers.sigma[i] = answer, blob, answer.sigma
-        roll.shown[i] = answer.shown
-        roll.members[i] = replace(member, receipt=answer.receipt, account=answer.account)
-        roll.missed.pop(i, None)
-
-    def _read_step(
-        self, answers: RoundAnswers, i: int, step: str, blob: bytes | None, size: int
-    ) -> Answer | None:
-        """Read one client's answer to a step of the sum view, or note why there is none."""
-        member, answers.why[i] = self.roll.members[i], SILENT
-        if blob is None:
-            log.warning("client %s did not answer in time", member.name)
             return None
-        try:
-            # A refusal has no arrays, and reads the same with words.
-            head, arrays = unpack(blob, limit=8 * size + 2 * LONGEST_TEXT, words=True)
-            if head.get("kind") == "refusal":
-                code = checks.read_code(head)
-                self._note_refusal(answers, i, code, is_final=step == "keys")
-                return None
-            if step == "keys" and (head.get("key") or {}).get("samples") != member.samples:
-                raise Malformed("the key's samples are not those of the greeting")
-            if step == "input":
-                federation = self.run.federation
-                change = grid.grid_sensitivity(federation.recipe.unit, member.samples)
-                receipt, account = checks.check_input(head, member, change, federation.terms.honest)
-                self.roll.members[i] = replace(member, receipt=receipt, account=account)
-        except (Malformed, AttributeError) as error:
-            log.warning("client %s sent no step of a round: %s", member.name, error)
-            answers.why[i] = "malformed"
+        if isinstance(answer, str):
+            version = member.version or "unknown"
+            log.warning("client %s (sottovoce %s) declined: %s", member.name, version, answer)
+            answers.why[i] = answer
+            if is_final and answer in LASTING:
+                roll.gone[i] = answer
             return None
         del answers.why[i]
-        return head, arrays
-
-    def _note_refusal(
-        self, answers: RoundAnswers, i: int, code: str, *, is_final: bool = True
-    ) -> None:
-        name, version = self.roll.members[i].name, self.roll.members[i].version or "unknown"
-        log.warning("client %s (sottovoce %s) declined: %s", name, version, code)
-        answers.why[i] = code
-        if is_final and code in LASTING:
-            self.roll.gone[i] = code
+        return answer
 
 
 def _count_reasons(missing: Mapping[int, str]) -> dict[str, int]:
     """Return how often each reason occurs: clients' codes, `silent`, `malformed`, …"""
-    reasons = list(missing.values())
-    return {why: reasons.count(why) for why in sorted(set(reasons))}
+    return dict(sorted(Counter(missing.values()).items()))
 
 
 def _compute_grid_step(recipe: Recipe) -> float:

@@ -63,7 +63,7 @@ from sottovoce.schedules.base import CheckedSchedule, Schedule
 from sottovoce.schedules.optimizer import Finish, Leaves
 from sottovoce.schedules.pricing import Terms, plan_turns
 from sottovoce.schemas import ModelView
-from sottovoce.server.members import Account, Member
+from sottovoce.server.members import Member
 
 FEW_BUDGETS = 16  # different ones among the clients of a run
 MEDIAN_OF = 4096  # rows that a median clip looks at
@@ -468,9 +468,7 @@ def build(
         bound = "simulated where the classes are counted on the clients' labels"
         remedy = "give public validation and test rows, or list the classes in data.columns"
         raise InputError.of("noise", "secure", bound, remedy)
-    _check_class_weights(plan, held)
-    model = _build_model(plan, held) if model is None else adopt_model(model)
-    require_fitting(model, math.prod(held.inputs), held.classes, held.target is not None)
+    model = _choose_model(plan, held, model)
     if plan.rows_per_person and isinstance(model, JaxModel):
         is_number = held.target is not None
         model = PersonModel(model, plan.rows_per_person, math.prod(held.inputs), is_number)
@@ -484,7 +482,7 @@ def build(
     if why is not None and isinstance(parts.schedule, ForecastRounds):
         raise InputError.of("schedule", parts.schedule, "one without a forecast here", why)
     if parts.schedule is None:
-        plan = _settle_schedule(plan, held, model, capacity)
+        plan = _settle_schedule(plan, why)
     elif plan.rounds.schedule == "forecast":  # a schedule from Python stands instead
         plan = plan.replace(**{"rounds.schedule": "discounted"})
     return Federation(
@@ -502,9 +500,8 @@ def build(
     )
 
 
-def _settle_schedule(plan: Plan, held: Holdings, model: Model, capacity: Floats) -> Plan:
-    """Return the plan, with a discounted schedule where its rounds cannot be forecast."""
-    why = _explain_no_forecast(plan, held, model, capacity)
+def _settle_schedule(plan: Plan, why: str | None) -> Plan:
+    """Return the plan; discounted where its rounds cannot be forecast, and says why."""
     if plan.rounds.schedule != "forecast" or why is None:
         return plan
     _warn_once(f"rounds.schedule = forecast becomes discounted: {why}")
@@ -550,7 +547,16 @@ def build_from_members(
     changes: dict[str, object] = {"noise": "secure", "data.clients": len(members)}
     if len(set(kinds)) == 1:
         changes["privacy.calibration"] = kinds[0]  # the vaults', whatever the plan says
-    plan = plan.replace(**changes | _read_budgets(plan, known))
+    shown = [member for member in members if member.account is not None]
+    disclosed = [account for account in known if account is not None]
+    if len(disclosed) == len(known):
+        changes["privacy.epsilon"] = [account.epsilon for account in disclosed]
+        changes["privacy.delta"] = [account.delta for account in disclosed]
+    elif plan.server.weights == "precision":
+        bound = "samples where a client keeps its budget to itself"
+        remedy = "precision weighs by what clients disclose"
+        raise InputError.of("server.weights", "precision", bound, remedy)
+    plan = plan.replace(**changes)
     sizes = plan.data.samples
     samples = np.array([member.samples for member in members], dtype=np.int64)
     counted = limit_samples(
@@ -562,7 +568,6 @@ def build_from_members(
         counted = samples
     if plan.local.learning_rate == "auto":
         # The step stands in the record: it must not tell the samples of a client that hides.
-        shown = [member for member in members if member.account is not None]
         if not shown:
             raise InputError.of(
                 "local.learning_rate", "auto", "a number where no client discloses", "choose η"
@@ -572,7 +577,6 @@ def build_from_members(
     recipe, held = plan.recipe(), add_features(plan, held)
     plan = _note_network(plan, held)
     _require_same_parts(plan, NO_PARTS)
-    _check_class_weights(plan, held)
     if plan.regression != held.target:
         said = (
             "classes" if held.target is None else "a number in another range or with another loss"
@@ -580,10 +584,10 @@ def build_from_members(
         raise InputError.of(
             "model.loss", plan.model.loss, f"that of the public rows, which hold {said}", "mend it"
         )
-    model = _build_model(plan, held) if model is None else adopt_model(model)
-    require_fitting(model, math.prod(held.inputs), held.classes, held.target is not None)
+    model = _choose_model(plan, held, model)
     capacity = np.array([np.nan if a is None else a.capacity for a in known])
-    plan = plan if is_begun else _settle_schedule(plan, held, model, capacity)
+    if not is_begun:
+        plan = _settle_schedule(plan, _explain_no_forecast(plan, held, model, capacity))
     if held.test_owner is not None:  # from sites, by the names of those that take part
         places = {member.name: i for i, member in enumerate(members)}
         order = np.array([*(places.get(name, -1) for name in held.names), -1], np.int32)
@@ -605,20 +609,6 @@ def build_from_members(
     )
 
 
-def _read_budgets(plan: Plan, known: Sequence[Account | None]) -> dict[str, object]:
-    disclosed = [account for account in known if account is not None]
-    if len(disclosed) < len(known):
-        if plan.server.weights == "precision":
-            bound = "samples where a client keeps its budget to itself"
-            remedy = "precision weighs by what clients disclose"
-            raise InputError.of("server.weights", "precision", bound, remedy)
-        return {}
-    return {
-        "privacy.epsilon": [account.epsilon for account in disclosed],
-        "privacy.delta": [account.delta for account in disclosed],
-    }
-
-
 def _make_terms(plan: Plan, recipe: Recipe) -> Terms:
     return Terms(
         clients=plan.clients,
@@ -631,22 +621,27 @@ def _make_terms(plan: Plan, recipe: Recipe) -> Terms:
     )
 
 
-def _build_model(plan: Plan, held: Holdings) -> Model:
-    section = plan.model
-    if section.own is not None:
-        return load_own_model(section.own)
-    names = [option.name for option in find_model(section.name).options]
-    options = {name: getattr(section, name, None) for name in names}
-    return build_model(
-        section.name, shape=held.inputs, classes=held.classes, number_loss=section.loss, **options
-    )
-
-
-def _check_class_weights(plan: Plan, held: Holdings) -> None:
-    weights = plan.class_weights
+def _choose_model(plan: Plan, held: Holdings, given: Any) -> Model:
+    """Return the plan's model, or the one given from Python; refuse one that does not fit."""
+    weights, section = plan.class_weights, plan.model
     if weights is not None and len(weights) != held.classes:
         remedy = f"list {held.classes}, one for each class, in the order of the classes"
         raise InputError.of("model.class_weights", list(weights), f"{held.classes} numbers", remedy)
+    if given is not None:
+        model = adopt_model(given)
+    elif section.own is not None:
+        model = load_own_model(section.own)
+    else:
+        names = [option.name for option in find_model(section.name).options]
+        model = build_model(
+            section.name,
+            shape=held.inputs,
+            classes=held.classes,
+            number_loss=section.loss,
+            **{name: getattr(section, name, None) for name in names},
+        )
+    require_fitting(model, math.prod(held.inputs), held.classes, held.target is not None)
+    return model
 
 
 def _measure_median_norm(model: Model, held: Holdings, seed: int) -> float:

@@ -44,15 +44,12 @@ class Transport(Protocol):
 
     def greet(self, seconds: float) -> Mapping[str, bytes]:
         """Return the greetings of clients that have appeared since the last call, by route."""
-        ...
 
     def ask(self, requests: Mapping[str, bytes], seconds: float) -> Mapping[str, bytes]:
         """Send requests and return what came back in time, by route; silence is absent."""
-        ...
 
     def key(self, route: str) -> str | None:
         """Return the fingerprint of the key that authenticates this route, if there is one."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -423,20 +423,18 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.noted = 0
-        self._main = threading.current_thread() is threading.main_thread()
-        self._before: object = None
+        self._before: Any = None
 
     def __enter__(self) -> Self:
-        if self._main:
-            self._before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is threading.main_thread():
             _ENTERED.append(self)
-            signal.signal(signal.SIGINT, self._note)
+            self._before = signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._main:
+        if self in _ENTERED:
             _ENTERED.remove(self)
-            signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+            signal.signal(signal.SIGINT, self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.noted += 1
