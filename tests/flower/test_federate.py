@@ -401,8 +401,8 @@ def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch)
     ready = context.Event()
     other = context.Process(target=_hold, args=(tmp_path, ready))
     below = SimpleNamespace(processes=SimpleNamespace(pid=os.getpid()))
-    server = federate._Server(tmp_path, below)
-    follow = federate._Follower(tmp_path / "progress", progress.SilentDisplay(sys.stdout), server)
+    show = progress.SilentDisplay(sys.stdout)
+    follow = federate._Follower(tmp_path, below, tmp_path / "progress", show)
 
     def follow_until(last):
         while clock[0] < last:
@@ -413,7 +413,7 @@ def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch)
     other.start()
     try:
         assert ready.wait(900)
-        assert server.find_pid() == other.pid
+        assert follow.find_server() == other.pid
         follow_until(clock[0] + 2 * federate.GONE)
         other.kill()
         other.join()
@@ -430,8 +430,11 @@ def test_a_server_that_is_killed_is_missed_within_seconds(tmp_path, monkeypatch)
 def test_a_run_has_finished_when_its_record_says_so(tmp_path, monkeypatch, status):
     """Not when Flower says so: a clock that was set back keeps Flower from noticing."""
     monkeypatch.setattr(federate, "GONE", 0.0)
-    server = federate._Server(tmp_path, SimpleNamespace(processes=SimpleNamespace(pid=1)))
-    follow = federate._Follower(tmp_path / "progress", progress.SilentDisplay(sys.stdout), server)
+    below, show = (
+        SimpleNamespace(processes=SimpleNamespace(pid=1)),
+        progress.SilentDisplay(sys.stdout),
+    )
+    follow = federate._Follower(tmp_path, below, tmp_path / "progress", show)
     follow.seen = True  # it has led, and is gone
     (tmp_path / "record.json").write_text(f'{{"status": "{status}"}}')
     expected = federate._Finished if status == "finished" else FederationError

@@ -345,18 +345,20 @@ def units_of(node):
 
 def test_killed_and_resumed_from_an_old_checkpoint_it_ends_in_the_same_models(tmp_path):
     """The server loses two whole rounds: every client sends the same bytes again."""
-    transport, out = Direct(clients(tmp_path)), tmp_path / "run"
+    out = tmp_path / "run"
+
+    class Keeping(Direct):
+        def ask(self, requests, seconds):  # what a kill -9 would leave behind, round by round
+            shutil.copytree(out, tmp_path / f"saved-{len(self.asked)}")
+            return super().ask(requests, seconds)
 
     def at(t):
         if t == 2:
             raise KeyboardInterrupt
 
-    def keep():  # what a kill -9 would leave behind, at the beginning of each round
-        target = tmp_path / f"saved-{len(list(tmp_path.glob('saved-*')))}"
-        shutil.copytree(out, target)
-
+    transport = Keeping(clients(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        go(transport, out, on_round=lambda done: at(done.t), check=keep, server="a name")
+        go(transport, out, on_round=lambda done: at(done.t), server="a name")
     assert json.loads((out / "record.json").read_text())["status"] == "interrupted"
     first = replayed(out)
     spent = {route: books_hold(node).spent for route, node in transport.nodes.items()}

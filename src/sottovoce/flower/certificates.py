@@ -110,30 +110,30 @@ def renew_certificate(
     folder: Path, *, stem: str = "server", signed_by: Authority | None = None
 ) -> ServerKeys:
     """Replace `server.crt` by one for another year: same authority, `server.key` and names."""
-    made = ServerKeys(folder / "ca.crt", folder / f"{stem}.crt", folder / f"{stem}.key")
-    old, key = _read_certificate(made.certificate), _read_key(made.key)
-    known = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    names = [str(name.value) for name in known]
+    keys = ServerKeys(folder / "ca.crt", folder / f"{stem}.crt", folder / f"{stem}.key")
+    old, key = _read_certificate(keys.certificate), _read_key(keys.key)
+    subject = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = [str(name.value) for name in subject]
     signed = _sign(signed_by or find_authority(folder), key.public_key(), names)
     draft = folder / f"{stem}.crt.part"
     draft.unlink(missing_ok=True)
     _write_new(draft, signed)
-    owner = made.certificate.stat()
+    owner = keys.certificate.stat()
     with contextlib.suppress(PermissionError):  # root renews for the server's account
         os.chown(draft, owner.st_uid, owner.st_gid)
-    draft.replace(made.certificate)
-    return made
+    draft.replace(keys.certificate)
+    return keys
 
 
 def find_authority(folder: Path, passphrase: bytes | None = None) -> Authority:
     """Return the authority that `make_authority` made in this folder before."""
-    made = Authority(folder / "ca.crt", folder / "ca.key", passphrase)
-    if not made.key.exists():
+    authority = Authority(folder / "ca.crt", folder / "ca.key", passphrase)
+    if not authority.key.exists():
         raise InputError(
-            f"{made.key} is missing beside {made.certificate.name}; bring it back from where you "
-            "keep it, for as long as it signs"
+            f"{authority.key} is missing beside {authority.certificate.name}; bring it back from "
+            "where you keep it, for as long as it signs"
         )
-    return made
+    return authority
 
 
 def _sign(

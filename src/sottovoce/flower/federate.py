@@ -99,8 +99,8 @@ def _deal_to_nodes(plan: Plan, out: Path, whole: str, earlier: Sequence[str]) ->
     files = [_make_node(plan, held, i, out / NODES / name, keys) for i, name in enumerate(names)]
     # Made for this run, as the record says; where rows had vaults before, the operator stated it.
     word: Any = {"second_ledger": True, "others": earlier, "maker": "" if earlier else "federate"}
-    made = [ledger.create_from_node(file, **word) for file in files]
-    for stated in made if whole else ():
+    vaults = [ledger.create_from_node(file, **word) for file in files]
+    for stated in vaults if whole else ():
         witness.note_ledger(whole, stated.vault, str(out.resolve()))
     lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]
     write_file(out / ADMITTED, "".join(["client,samples\n", *lines]).encode())
@@ -263,9 +263,9 @@ def federate(
     """
     out = None if out is None else Path(out)
     stream = sys.stderr if as_json else sys.stdout
-    given: dict[str, Any] = {"deadline": deadline, "minimum": minimum}
-    given |= {"keep_uploads": keep_uploads or None, "insecure": insecure or None}
-    given = {key: value for key, value in given.items() if value is not None}
+    stated: dict[str, Any] = {"deadline": deadline, "minimum": minimum}
+    stated |= {"keep_uploads": keep_uploads or None, "insecure": insecure or None}
+    stated = {key: value for key, value in stated.items() if value is not None}
     if resume:
         folder = checkpoint.require_out(out)
         if path is not None or settings or clients is not None or insecure:
@@ -273,9 +273,9 @@ def federate(
                 "--resume goes on with the plan, the clients and the transport of the run; "
                 "leave PLAN, --set, --clients and --insecure out"
             )
-        plan, options = _load_stopped(folder, given)
+        plan, options = _load_stopped(folder, stated)
     else:
-        plan, options = load_plan(path, settings, clients), Options(**given)
+        plan, options = load_plan(path, settings, clients), Options(**stated)
         folder = out if out is not None else progress.name_new_folder(plan)
         require_empty(folder)
     warm = _check_plan(plan, options, folder)
@@ -328,11 +328,7 @@ def federate(
 
 
 def describe_duration(plan: Plan) -> str:
-    """Return how long a run on this machine may take, and how to shorten it.
-
-    >>> print(describe_duration(load_plan(None, [], None)))
-    At most 8 rounds of about 4 s (Flower's nodes look for work every 3 s): about 32 s.
-    """
+    """Return how long a run on this machine may take, and how to shorten it."""
     pace = MESSAGE_SECONDS * (SUM_MESSAGES if plan.privacy.view == "sum" else 1)
     rounds = plan.rounds.rounds
     text = (
@@ -356,12 +352,7 @@ def _end_trackers(trackers: Sequence[Tracker], folder: Path) -> None:
 
 
 def load_plan(path: Any, settings: Sequence[str], clients: int | None) -> Plan:
-    """Return the plan, for real clients; without one a small one with all rows of the digits.
-
-    >>> plan = load_plan(None, ["privacy.epsilon=4"], None)
-    >>> plan.clients, plan.rounds.schedule, plan.rounds.rounds, plan.noise
-    (3, 'fixed', 8, 'secure')
-    """
+    """Return the plan, for real clients; without one a small one with all rows of the digits."""
     more = [*settings, *([] if clients is None else [f"data.clients={clients}"]), "noise=secure"]
     plan = Plan.read(EMBEDDED if path is None else path, more)
     if plan.needs_python:
@@ -409,8 +400,7 @@ def _lead_run(
     with local.start_federation(
         session, files, warm=warm, pinned=True, insecure=options.insecure
     ) as running:
-        server = _Server(folder, running)
-        follow = _Follower(session / PROGRESS, show, server, trackers)
+        follow = _Follower(folder, running, session / PROGRESS, show, trackers)
         show.note(f"{len(nodes)} nodes are online after {time.monotonic() - began:.0f} s")
         run = running.run(
             local.APP,
@@ -435,7 +425,7 @@ def _lead_run(
         except _Finished:
             pass  # Flower tells the end of a run by the wall clock, which may have been set back
         except BaseException:
-            server.end_gently()
+            follow.end_server()
             raise
         follow()
 
@@ -451,9 +441,10 @@ class _Follower:
     Flower would notice that, too, a minute later.
     """
 
+    folder: Path
+    running: LocalFederation
     path: Path
     show: progress.SilentDisplay
-    server: _Server
     trackers: Sequence[Tracker] = ()
     read: int = 0  # bytes of the file at `path`
     lost: float | None = None  # since when the server is gone
@@ -469,27 +460,22 @@ class _Follower:
                 self.show.round(done)
                 for tracker in self.trackers:
                     tracker.on_round(done)
-        here = self.server.find_pid() is not None
+        here = self.find_server() is not None
         self.seen = self.seen or here
         if here or not self.seen:
             self.lost = None
         elif self.lost is None:
             self.lost = time.monotonic()
         elif time.monotonic() - self.lost > GONE:
-            if self.server.has_finished():
+            if self._has_finished():
                 raise _Finished
             raise FederationError("the server was killed, or ended without a word")
 
+    def find_server(self) -> int | None:
+        """Return the pid of the process that leads the run, by the lock that it holds.
 
-@dataclass(frozen=True)
-class _Server:
-    """The process that leads the run, identified by the lock it holds."""
-
-    folder: Path
-    running: LocalFederation
-
-    def find_pid(self) -> int | None:
-        """Return its pid while it lives and belongs to this federation: pids are reused."""
+        It has to live and belong to this federation: pids are reused.
+        """
         from sottovoce.flower import keeper, server_app
 
         try:
@@ -498,22 +484,21 @@ class _Server:
             return None
         return pid if pid in keeper.list_descendants(self.running.processes.pid) else None
 
-    def has_finished(self) -> bool:
-        """Return whether its record says that the run is finished."""
+    def _has_finished(self) -> bool:
         try:
             record = json.loads((self.folder / "record.json").read_text("utf-8"))
         except (OSError, ValueError):
             return False
         return record.get("status") == "finished" and not (self.folder / checkpoint.NAME).exists()
 
-    def end_gently(self) -> None:
-        """Ask it to write its record and to end, and wait for that, but not for long."""
+    def end_server(self) -> None:
+        """Ask the server to write its record and to end, and wait for that, but not for long."""
         from sottovoce.flower import keeper
 
         until = time.monotonic() + LAST_WORDS
-        if (pid := self.find_pid()) is not None:
+        if (pid := self.find_server()) is not None:
             keeper.send_signal(pid, signal.SIGINT)
-        while self.find_pid() is not None and time.monotonic() < until:
+        while self.find_server() is not None and time.monotonic() < until:
             time.sleep(0.1)
 
 
@@ -526,15 +511,15 @@ def _make_session_folder(folder: Path) -> Path:
     return path
 
 
-def _load_stopped(folder: Path, given: dict[str, Any]) -> tuple[Plan, Options]:
+def _load_stopped(folder: Path, stated: dict[str, Any]) -> tuple[Plan, Options]:
     plan, _ = load_dealt(folder)
     if (folder / "record.json").exists():
         checkpoint.require_stopped(folder)
     try:
-        kept = json.loads((folder / OPTIONS).read_text("utf-8"))
+        stored = json.loads((folder / OPTIONS).read_text("utf-8"))
         now = plan.to_dict()
-        _require_same(kept.pop("plan", now), now)
-        return plan, Options(**(kept | given))
+        _require_same(stored.pop("plan", now), now)
+        return plan, Options(**(stored | stated))
     except InputError:
         raise
     except (OSError, ValueError, TypeError):

@@ -95,7 +95,7 @@ class Keeper:
 
     def stop(self, grace: float) -> None:
         """Send SIGTERM, wait, then send SIGKILL until no process is left below this one."""
-        known = list_descendants(os.getpid())
+        descendants = list_descendants(os.getpid())
         for pid in list(self.first):
             send_signal(pid, signal.SIGTERM)
         began = time.monotonic()
@@ -107,8 +107,8 @@ class Keeper:
         self._wait(grace)
         until = time.monotonic() + LAST
         while time.monotonic() < until:
-            known = [pid for pid in known if is_alive(pid)]
-            left = list_descendants(os.getpid()) or known
+            descendants = [pid for pid in descendants if is_alive(pid)]
+            left = list_descendants(os.getpid()) or descendants
             if not left:
                 break
             for pid in left:
@@ -165,12 +165,12 @@ def list_descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid, parent in _list_processes():
         children.setdefault(parent, []).append(pid)
-    found, queue = [], [root]
+    descendants, queue = [], [root]
     while queue:
         below = children.get(queue.pop(0), [])
-        found += below
+        descendants += below
         queue += below
-    return found
+    return descendants
 
 
 def is_alive(pid: int) -> bool:

@@ -105,19 +105,19 @@ def make_environment(home: Path) -> dict[str, str]:
 
 def find_free_ports(count: int) -> list[int]:
     """Return so many random ports on loopback that nobody listens on, no two the same."""
-    found: list[int] = []
+    ports: list[int] = []
     for port in random.SystemRandom().sample(PORTS, min(len(PORTS), 100 + 2 * count)):
-        if len(found) == count:
+        if len(ports) == count:
             break
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
-            found.append(port)
-    if len(found) < count:
+            ports.append(port)
+    if len(ports) < count:
         raise FederationError(
             f"{count} free ports were not found between {PORTS.start} and {PORTS.stop - 1}; "
             "end what uses them, or start fewer nodes"
         )
-    return found
+    return ports
 
 
 APP = Path(__file__).parent / "app"
@@ -359,13 +359,12 @@ def start_federation(
 ) -> Iterator[LocalFederation]:
     """Start a SuperLink and a SuperNode for each node file; all are online when this enters.
 
-    The folder gets keys, logs and FLWR_HOMEs, for its
-    owner's eyes alone. `app` is the ClientApp that the nodes run whatever the server ships (see
-    `worker`); None leaves it to Flower, which runs what was shipped. `warm` names a function that
-    each worker calls before it is asked anything. `pinned` does for the server what `app` does for
-    the nodes: the installed ServerApp leads (see `server_worker`). `insecure` is for a
-    demonstration on loopback: no TLS, no authentication. Whatever ends the context (an error,
-    Ctrl-C, kill -9) ends every process.
+    The folder gets keys, logs and FLWR_HOMEs, for its owner's eyes alone. `app` is the ClientApp
+    that the nodes run whatever the server ships (see `worker`); None leaves it to Flower, which
+    runs what was shipped. `warm` names a function that each worker calls before it is asked
+    anything. `pinned` does for the server what `app` does for the nodes: the installed ServerApp
+    leads (see `server_worker`). `insecure` is for a demonstration on loopback: no TLS, no
+    authentication. Whatever ends the context (an error, Ctrl-C, kill -9) ends every process.
     """
     if not files:
         raise InputError.of("files", list(files), "at least one node file", "name a node")
@@ -377,8 +376,8 @@ def start_federation(
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     server = None
     if not insecure:
-        made = certificates.make_authority(folder / "certificates")
-        server = certificates.make_server_keys(folder / "certificates", made)
+        authority = certificates.make_authority(folder / "certificates")
+        server = certificates.make_server_keys(folder / "certificates", authority)
     first, *ports = find_free_ports(1 + len(files))
     link = Link(f"{HOST}:{first}", None if server is None else server.authority)
     with Processes() as processes:

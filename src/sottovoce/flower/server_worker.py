@@ -28,8 +28,7 @@ from typing import Any, cast
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read once, when flwr is imported
 
 import httpx
-from flwr.app import Error, Message, Metadata
-from flwr.app.message import make_message
+from flwr.app import Message
 from flwr.common.serde import context_from_proto, run_from_proto
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
@@ -43,8 +42,6 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
 )
 from flwr.serverapp import ServerApp
-from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE
-from flwr.supercore.date import now
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
@@ -77,8 +74,6 @@ log = logging.getLogger("sottovoce")
 
 # A reply of ours has three parts: the message, its one record, and the bytes in it.
 PARTS = 3
-# Our code for a reply that is not read: it is not there, too large, or cannot be decoded.
-REFUSED = 100
 # Seconds in which a message that the SuperLink could not store is sent again.
 PATIENCE, PAUSE = 120.0, 2.0
 # How long a reply that was announced may take to arrive: this, and its size at 100 kB a second. One
@@ -134,16 +129,17 @@ class BoundedGrid(HttpGrid):
                     raise
                 time.sleep(PAUSE)
 
-    def pull_within(self, message_id: str, limit: int) -> list[Message]:
+    def pull_within(self, message_id: str, limit: int) -> list[Message | None]:
         """Return the reply to one message if it is there, with at most `limit` bytes in each part.
 
-        A reply that is larger, or has more parts than an answer of ours, comes back as an error.
+        None stands for one that is not read: it is larger, has more parts than an answer of ours,
+        or cannot be decoded.
         """
         run = self.run.run_id
         found = self._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[message_id]))
-        replies = []
+        replies: list[Message | None] = []
         for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            metadata = proto.metadata
+            ident, reply = proto.metadata.message_id, None
             try:
                 contents = pull_objects(
                     _list_parts(tree),
@@ -152,17 +148,15 @@ class BoundedGrid(HttpGrid):
                     ),
                     max_time=ARRIVAL + limit / PACE,
                 )
-                reply = cast(Message, inflate_object_from_contents(metadata.message_id, contents))
-                reply.metadata.__dict__["_message_id"] = metadata.message_id
+                reply = cast(Message, inflate_object_from_contents(ident, contents))
+                reply.metadata.__dict__["_message_id"] = ident
             except httpx.HTTPError:  # of the SuperLink, not of the reply: the next poll decides
                 raise
-            except Exception:  # too large, or nothing that can be decoded, or not there
-                reply = _make_failure(run, metadata)
+            except Exception as error:  # too large, or nothing that can be decoded, or not there
+                log.info("a reply was not read: %s", type(error).__name__)
             # Received or refused, the SuperLink need not keep it.
             self._runtime_client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(
-                    node=self.node, run_id=run, message_object_id=metadata.message_id
-                )
+                ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=ident)
             )
             replies.append(reply)
         return replies
@@ -195,36 +189,6 @@ def _list_parts(tree: ObjectTree) -> list[str]:
     if len(parts) > PARTS:
         raise TooLargeError
     return parts
-
-
-def _make_failure(run: int, reply: Any) -> Message:
-    """Make the message that stands for a reply that is not read, from the reply's metadata."""
-    metadata = Metadata(
-        run_id=run,
-        message_id="",
-        src_node_id=reply.src_node_id,
-        dst_node_id=reply.src_node_id,
-        message_type=SYSTEM_MESSAGE_TYPE,
-        group_id="",
-        ttl=0,
-        reply_to_message_id=reply.reply_to_message_id,
-        created_at=now().timestamp(),
-    )
-    return make_message(metadata=metadata, error=Error(code=REFUSED, reason=""))
-
-
-def serve_runs(link: str, authority: bytes | None, secret: bytes, runs: Path | None) -> None:
-    """Take the runs that the SuperLink was given, one after the other, for ever.
-
-    The installed ServerApp leads them; what a submitter shipped is never read.
-    """
-    client = worker.connect(link, authority, secret)
-    worker.take_tasks(
-        client,
-        "flwr-serverapp",
-        lambda token: lead_run(link, authority, server_app.app, token, runs),
-        ask_to_end=signal.SIGINT,
-    )
 
 
 def lead_run(
@@ -295,7 +259,7 @@ def check_configuration(given: Mapping[str, Any], runs: Path | None) -> dict[str
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Read the command line, then serve."""
+    """Read the command line, then lead one run after the other, for ever."""
     parser = argparse.ArgumentParser(
         prog="python -m sottovoce.flower.server_worker",
         description=__doc__,
@@ -306,10 +270,15 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--secret", type=Path, required=True, help="the file given to it as well")
     parser.add_argument("--runs", type=Path, help="the folder that every path of a run lies in")
     parser.add_argument("--log", choices=["plain", "json"], default="plain")
-    given = parser.parse_args(words)
-    processes.start_logging(as_json=given.log == "json")
-    authority = None if given.authority is None else given.authority.read_bytes()
-    serve_runs(given.link, authority, worker.read_secret(given.secret), given.runs)
+    options = parser.parse_args(words)
+    processes.start_logging(as_json=options.log == "json")
+    authority = None if options.authority is None else options.authority.read_bytes()
+    worker.take_tasks(
+        worker.connect(options.link, authority, worker.read_secret(options.secret)),
+        "flwr-serverapp",
+        lambda token: lead_run(options.link, authority, server_app.app, token, options.runs),
+        ask_to_end=signal.SIGINT,
+    )
 
 
 if __name__ == "__main__":

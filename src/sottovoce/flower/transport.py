@@ -143,11 +143,11 @@ class NodeDirectory:
 
     Flower's node ids change (a node without authentication gets a new one at every start), so every
     node is asked once who it is. A client keeps its seat while its node is online; another node
-    that claims the same client meanwhile is left out: it may be the first
-    one, restarted. Where nodes are authenticated, a node with another key is another client,
-    whatever it claims. A node without a proper greeting (its words are in `strange`) is asked
-    again, less and less often, and nobody waits for one that hangs: it must not cost a round a
-    minute. A node has one seat, whatever it calls itself from one greeting to the next.
+    that claims the same client meanwhile is left out: it may be the first one, restarted. Where
+    nodes are authenticated, a node with another key is another client, whatever it claims. A node
+    without a proper greeting (its words are in `strange`) is asked again, less and less often, and
+    nobody waits for one that hangs: it must not cost a round a minute. A node has one seat,
+    whatever it calls itself from one greeting to the next.
     """
 
     def __init__(self, grid: Grid, identify: Callable[[bytes], str], *, limit: int) -> None:
@@ -200,8 +200,7 @@ class NodeDirectory:
     def ask(self, requests: Mapping[str, bytes], seconds: float) -> dict[str, bytes]:
         """Return the answers of clients, by their own ids, that came in time.
 
-        A client that does not answer keeps its seat, and is greeted again: it may have been
-        restarted.
+        One that does not answer keeps its seat, and is greeted again: it may have been restarted.
         """
         self._rounds += 1
         seated = {seat.node: client for client, seat in self.seats.items() if client in requests}
@@ -276,6 +275,8 @@ def _await_reply(
             # A reply that cannot be decoded, or a SuperLink that restarts: the next poll decides.
             replies = []
         for reply in replies:
+            if reply is None:
+                return None
             if reply.metadata.reply_to_message_id == message:
                 failed = reply.has_error() or reply.metadata.src_node_id != node
                 return None if failed else read_record(reply, "answer", limit)

@@ -256,24 +256,24 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--check", type=Path, metavar="NODE.toml", help="look, say it, and end")
     parser.add_argument("--server", metavar="HOST:PORT", help="with --check: look at it as well")
     parser.add_argument("--authority", type=Path, metavar="ca.crt", help="who vouches for it")
-    given = parser.parse_args(words)
-    if given.check is not None:
-        if given.server is not None:
-            supernode.check_server(given.server, given.authority)
-        check_node(given.check)
+    options = parser.parse_args(words)
+    if options.check is not None:
+        if options.server is not None:
+            supernode.check_server(options.server, options.authority)
+        check_node(options.check)
         return
-    if given.node is None or given.secret is None:
+    if options.node is None or options.secret is None:
         parser.error("--node and --secret are needed, or --check alone")
-    processes.start_logging(as_json=given.log == "json")
-    secret = read_secret(given.secret)
+    processes.start_logging(as_json=options.log == "json")
+    secret = read_secret(options.secret)
     importlib.import_module("sottovoce.client.device")  # once, and not in the fork of every message
-    if given.warm is not None:
-        _import_name("warm", given.warm, "a function", "it is called without arguments")()
-    app, remedy = given.app, f"the default is {APP}"
-    found = _import_name("app", app, "a ClientApp", remedy)
-    if not isinstance(found, ClientApp):
+    if options.warm is not None:
+        _import_name("warm", options.warm, "a function", "it is called without arguments")()
+    app, remedy = options.app, f"the default is {APP}"
+    client_app = _import_name("app", app, "a ClientApp", remedy)
+    if not isinstance(client_app, ClientApp):
         raise InputError.of("app", app, "module:name of a ClientApp", remedy)
-    serve_messages(given.node, found, secret)
+    serve_messages(options.node, client_app, secret)
 
 
 def read_secret(path: Path) -> bytes:

@@ -134,16 +134,11 @@ def average(uploads: Sequence[Mapping[str, Any]], weights: NDArray[np.float64]) 
     >>> average(uploads, np.array([0.5, 0.5]))["w"].tolist()
     [2.0]
     """
-    names = uploads[0].keys()
     return {
-        name: sum(
-            (
-                p * np.asarray(u[name], dtype=np.float64)
-                for p, u in zip(weights, uploads, strict=True)
-            ),
-            start=np.zeros_like(np.asarray(uploads[0][name], dtype=np.float64)),
+        name: np.asarray(
+            sum(p * np.asarray(u[name], np.float64) for p, u in zip(weights, uploads, strict=True))
         )
-        for name in names
+        for name in uploads[0]
     }
 
 

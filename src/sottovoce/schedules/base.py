@@ -107,50 +107,50 @@ class CheckedSchedule:
 
     def round(self, progress: Progress) -> Round | None:
         """Return the next round; refuse one that is not the next, or that lengthens the run."""
-        found = self._ask("round", progress)
-        if found is None:
+        answer = self._ask("round", progress)
+        if answer is None:
             return None
         t, horizon = progress.done, progress.horizon
         if (
-            not isinstance(found, Round)
-            or not _is_whole(found.horizon, t + 1, horizon)
-            or not _is_whole(found.t, t, t)
-            or not _is_number(found.scale, 1e-6, 1e6)
-            or not (found.spread is None or _is_whole(found.spread, 1, self.rounds))
+            not isinstance(answer, Round)
+            or not _is_whole(answer.horizon, t + 1, horizon)
+            or not _is_whole(answer.t, t, t)
+            or not _is_number(answer.scale, 1e-6, 1e6)
+            or not (answer.spread is None or _is_whole(answer.spread, 1, self.rounds))
         ):
-            self._refuse("round", found, f"None or a Round with t = {t} and a horizon", horizon)
-        return replace(found, scale=float(found.scale))
+            self._refuse("round", answer, f"None or a Round with t = {t} and a horizon", horizon)
+        return replace(answer, scale=float(answer.scale))
 
     def advance(self, progress: Progress, loss: float) -> Progress:
         """Return the progress after one more round; refuse one that lengthens the run."""
         return self._check_progress("advance", progress.done + 1, progress.horizon, progress, loss)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        found, again = (getattr(self.given, method)(*arguments) for _ in range(2))
-        if repr(found) != repr(again):  # a NaN does not equal itself, its text does
+        answer, again = (getattr(self.given, method)(*arguments) for _ in range(2))
+        if repr(answer) != repr(again):  # a NaN does not equal itself, its text does
             name = f"{type(self.given).__name__}.{method}"
             raise InputError(
-                f"{name} must give the same answer to the same arguments, got {found!r:.60} and "
+                f"{name} must give the same answer to the same arguments, got {answer!r:.60} and "
                 f"then {again!r:.60}; keep what it needs in Progress.recent, not in the object"
             )
-        return found
+        return answer
 
     def _check_progress(self, method: str, done: int, horizon: int, *arguments: Any) -> Progress:
-        found = self._ask(method, *arguments)
+        answer = self._ask(method, *arguments)
         if (
-            not isinstance(found, Progress)
-            or not _is_whole(found.done, done, done)
-            or not _is_whole(found.horizon, 0, horizon)
-            or not isinstance(found.recent, tuple)
-            or not all(_is_number(loss) for loss in found.recent)
-            or not _is_whole(found.last_discount, -math.inf, math.inf)
+            not isinstance(answer, Progress)
+            or not _is_whole(answer.done, done, done)
+            or not _is_whole(answer.horizon, 0, horizon)
+            or not isinstance(answer.recent, tuple)
+            or not all(_is_number(loss) for loss in answer.recent)
+            or not _is_whole(answer.last_discount, -math.inf, math.inf)
         ):
-            self._refuse(method, found, f"a Progress with done = {done} and a horizon", horizon)
-        return replace(found, recent=tuple(map(float, found.recent)))
+            self._refuse(method, answer, f"a Progress with done = {done} and a horizon", horizon)
+        return replace(answer, recent=tuple(map(float, answer.recent)))
 
-    def _refuse(self, method: str, found: object, bound: str, horizon: int) -> NoReturn:
+    def _refuse(self, method: str, answer: object, bound: str, horizon: int) -> NoReturn:
         name = f"the answer of {type(self.given).__name__}.{method}"
-        text = f"{name} must be {bound} of at most {horizon}, got {found!r:.90}"
+        text = f"{name} must be {bound} of at most {horizon}, got {answer!r:.90}"
         raise InputError(f"{text}; a horizon never grows")
 
 

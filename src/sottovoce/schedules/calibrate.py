@@ -315,28 +315,28 @@ def load_expected() -> ExpectedDocument:
 
 def format_expected(answer: Calibrated) -> str:
     """Format what measured federations reached, and what those with noise like this one kept."""
-    known, ask = load_expected(), answer.request
-    cells = {(c["data"], c["rows"], c["clients"], c["epsilon"]): c for c in known["cells"]}
+    measured, ask = load_expected(), answer.request
+    cells = {(c["data"], c["rows"], c["clients"], c["epsilon"]): c for c in measured["cells"]}
     columns = sorted({epsilon for *_, epsilon in cells})
     heads = ["no noise" if e == NO_NOISE else f"ε = {e:g}" for e in columns]
     lines = [
         f"Test accuracy at the settings of the embedded plan (nothing tuned), mean of "
-        f"{known['seeds']} seeds,",
+        f"{measured['seeds']} seeds,",
         "for one record and δ = 1e-05; in brackets the share of the most frequent class.",
         "",
         f"{'data':<16}{'rows per client':>16}{'clients':>9}" + "".join(f"{h:>10}" for h in heads),
     ]
     for name, rows, clients in dict.fromkeys(place[:3] for place in cells):
         shown = [f"{cells[name, rows, clients, e]['accuracy']:>10.1%}" for e in columns]
-        data = f"{name} ({known['majority'][name]:.0%})"
+        data = f"{name} ({measured['majority'][name]:.0%})"
         lines.append(f"{data:<16}{rows:>16,}{clients:>9,}" + "".join(shown))
-    private = [cell for cell in known["cells"] if cell["epsilon"] != NO_NOISE]
+    private = [cell for cell in measured["cells"] if cell["epsilon"] != NO_NOISE]
     private.sort(key=lambda cell: abs(math.log(cell["noise"] / answer.noise)))
-    kept = []
+    shares = []
     for cell in private[:NEAREST]:
-        base = known["majority"][cell["data"]]
+        base = measured["majority"][cell["data"]]
         best = cells[cell["data"], cell["rows"], cell["clients"], NO_NOISE]["accuracy"]
-        kept.append(max(0.0, (cell["accuracy"] - base) / (best - base)))
+        shares.append(max(0.0, (cell["accuracy"] - base) / (best - base)))
     near = [cell["noise"] for cell in private[:NEAREST]]
     return "\n".join(
         [
@@ -345,7 +345,7 @@ def format_expected(answer: Calibrated) -> str:
             f"Your federation (ε = {ask.epsilon:g}, {ask.samples:,} rows, {ask.clients:,} clients, "
             f"{ask.parameters:,} parameters) has the noise ratio {answer.noise:.2g}:",
             f"the {NEAREST} measured ones nearest to it ({min(near):.2g} to {max(near):.2g}) kept "
-            f"{min(kept):.0%} to {max(kept):.0%} of what they gain without noise",
+            f"{min(shares):.0%} to {max(shares):.0%} of what they gain without noise",
             "over always naming the most frequent class. This is about noise, and about classes of",
             "similar size: a rare class, or a number to predict, needs more rows.",
         ]

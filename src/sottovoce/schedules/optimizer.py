@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -98,22 +98,6 @@ class TailAverage:
 OPTIMIZER = "optimizer"  # the name of a transformation's state among the models that are kept
 
 
-class Transformation(Protocol):
-    """A server step of the user's, with a state of arrays that is no model."""
-
-    @property
-    def name(self) -> str:
-        """What the record calls it."""
-
-    def begin(self, first: Leaves) -> Leaves:
-        """Return the state before the first round."""
-
-    def step(
-        self, state: Leaves, previous: Leaves, averaged: Leaves
-    ) -> tuple[dict[Any, Any], Leaves]:
-        """Return the next model and the next state."""
-
-
 class StepInputs(NamedTuple):
     """Inputs of the server step: scalars for one run, arrays for a batch."""
 
@@ -121,7 +105,7 @@ class StepInputs(NamedTuple):
     scale: Any  # r·s_t, or 1
     share: Any  # weight of the newest iterate in the average, or 1
     best: Any  # the smallest public loss so far
-    transformation: Transformation | None = None  # in place of momentum and scale
+    transformation: Any = None  # a `server.federation.OptaxStep`, in place of momentum and scale
 
 
 class Marks(NamedTuple):
@@ -156,7 +140,7 @@ class Finish:
     decay: Decay | None = None
     average: ExponentialAverage | TailAverage | None = None
     best: bool = False
-    transformation: Transformation | None = None
+    transformation: Any = None  # an `OptaxStep`, which has a state of arrays in the memory
     is_step_free: bool = False  # whether `Marks.step` may differ from 1
 
     def __post_init__(self) -> None:

@@ -172,5 +172,5 @@ def share_noise(sigma: ArrayLike, samples: ArrayLike, present: ArrayLike, *, hon
     promised = needed / honest
     with np.errstate(invalid="ignore"):  # ∞ − ∞ of clients that are not present
         others = add_smallest(promised, honest - 1) - promised
-        own = np.maximum(promised, needed * _SLACK - others)
-    return np.where(present, np.sqrt(own) / samples, sigma)
+        variance = np.maximum(promised, needed * _SLACK - others)
+    return np.where(present, np.sqrt(variance) / samples, sigma)

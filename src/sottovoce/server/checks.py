@@ -146,14 +146,14 @@ def check_input(
     (Δ/s)² ≤ h·μ², with Δ = `change` and s in grid units.
     """
     receipt, account = Receipt.from_json(head.get("receipt")), Account.from_json(head.get("budget"))
-    noise, known = head.get("noise"), member.account
+    noise, before = head.get("noise"), member.account
     if receipt.vault != member.vault:
         raise Malformed("the input's receipt belongs to another client")
     if type(noise) is not int or not 1 <= noise <= grid.LARGEST_NOISE:
         raise Malformed("the input's noise is no whole number of grid units")
     _require_budget(account, member)
-    if account is not None and known is not None:
-        booked, slack = account.spent - known.spent, 1e-14 * account.capacity
+    if account is not None and before is not None:
+        booked, slack = account.spent - before.spent, 1e-14 * account.capacity
         if booked < (change / noise) ** 2 / honest * (1 - 1e-10) - slack:
             raise Malformed("the input has less noise than its client has paid for")
     return receipt, account
@@ -161,14 +161,14 @@ def check_input(
 
 def _require_budget(account: Account | None, member: Member) -> None:
     """Reject a budget that is not the client's: in a run it may only be tightened, or hidden."""
-    known = member.account
-    if account is None or (known is not None and replace(account, spent=known.spent) == known):
+    before = member.account
+    if account is None or (before is not None and replace(account, spent=before.spent) == before):
         return
     account.require_worth(member.calibration)
-    if known is not None and (
-        account.epsilon > known.epsilon
-        or account.delta > known.delta
-        or account.capacity > known.capacity
+    if before is not None and (
+        account.epsilon > before.epsilon
+        or account.delta > before.delta
+        or account.capacity > before.capacity
     ):
         raise Malformed("the upload's budget is looser than the budget of the client's greeting")
 
@@ -207,13 +207,13 @@ def _sum_released(
 
 def _require_booked(account: Account | None, released: float, expected: ExpectedUpload) -> None:
     """Reject noise that is worth more μ² than was booked for it, where that is disclosed."""
-    known = expected.member.account
-    if account is None or known is None:
+    before = expected.member.account
+    if account is None or before is None:
         if released * (1 - 1e-9) > _largest_capacity():
             raise Malformed("the upload has less noise than any vault could have paid for")
         return
     slack = 1e-14 * account.capacity  # the rounding error of a difference of floats
-    if account.spent - known.spent < released * (1 - 1e-10) - slack:
+    if account.spent - before.spent < released * (1 - 1e-10) - slack:
         raise Malformed("the upload has less noise than its client has paid for")
 
 

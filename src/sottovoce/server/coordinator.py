@@ -7,9 +7,10 @@ Messages are carried by a `Transport`: Flower's in `flower/`, or a function call
 Within a round, a client that declines for good is replaced, and silent ones are asked again as
 often as the server's patience says. Every answer is checked against what an honest one looks like.
 
-The state is saved before a round is asked, with all rounds before it. A server that was killed
-opened the same clients the same thing again and gets the stored answers: nothing that was stored is
-debited twice, and the model is the one that the uploads give (R12 of docs/protocol.md).
+The state is saved before a round is asked, with all rounds before it. A server that was killed and
+resumes the run asks the same clients the same thing again, and gets the stored answers: nothing
+that was stored is debited twice, and the model is the one that the uploads give (R12 of
+docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -155,19 +156,19 @@ def read_admitted(path: str | Path) -> dict[str, int]:
     `ssh-keygen -l` prints it (SHA256:…).
     """
     rows = [[c.strip() for c in r] for r in csv.reader(read_text(path, "admitted").splitlines())]
-    found: dict[str, int] = {}
+    samples: dict[str, int] = {}
     remedy = "head the columns so, then name each client once, with its whole number of samples"
     for number, cells in enumerate(rows or [[""]], start=1):
         if number > 1 and not cells:
             continue
-        is_entry = len(cells) == 2 and cells[0] not in found and cells[0] != ""
+        is_entry = len(cells) == 2 and cells[0] not in samples and cells[0] != ""
         is_entry = is_entry and cells[1].isdecimal() and 1 <= int(cells[1]) <= MOST_SAMPLES
         if not (is_entry if number > 1 else cells == ["client", "samples"]):
             where = f"admitted, line {number}"
             raise InputError.of(where, ",".join(cells), "client,samples", remedy)
         if number > 1:
-            found[cells[0]] = int(cells[1])
-    return found
+            samples[cells[0]] = int(cells[1])
+    return samples
 
 
 def _compute_model_share(plan: Plan) -> float:
@@ -259,14 +260,13 @@ def conduct(
     server: str = "",
     versions: Mapping[str, str] | None = None,
     admitted: Mapping[str, int] | None = None,
-    check: Callable[[], None] = lambda: None,
 ) -> Trained:
     """Run a federation of real clients to its end; the run folder is that of `simulate`.
 
-    `public` has the server's validation and test rows, and no training rows. `check` is called
-    between rounds, where the run may be interrupted. `insecure` says that the transport was not
-    encrypted; the record keeps it, also when the run is resumed with encryption. `admitted` are the
-    samples of the clients that may take part, by key fingerprint or name (`read_admitted`).
+    `public` has the server's validation and test rows, and no training rows. `insecure` says that
+    the transport was not encrypted; the record keeps it, also when the run is resumed with
+    encryption. `admitted` are the samples of the clients that may take part, by key fingerprint or
+    name (`read_admitted`).
     """
     plan = plan.replace(noise="secure")  # refuses what exists in simulation only (R7, R10)
     rows = public.fingerprint()  # of public rows, which a checkpoint may store
@@ -317,7 +317,7 @@ def conduct(
         log.warning("client %s %s, and counts for fewer", name, why)
     began = datetime.now(UTC)
     run = rounds.Run(federation, header["seed"], (state, params, memory))
-    engine = RealClients(run, roll, header, transport, patience, out, keep_uploads, check)
+    engine = RealClients(run, roll, header, transport, patience, out, keep_uploads)
 
     def after_round(run: rounds.Run) -> None:
         if not run.state.exhausted:
@@ -332,7 +332,7 @@ def conduct(
             checkpoint.save(out, state, params, header, memory)  # first: it must not be lost
             _remove_uploads_since(out, state.progress.done)
         final, model = dict(choose_model(memory, params)), run.federation.model
-        made = Record.of_run(
+        run_record = Record.of_run(
             run.federation,
             state,
             final,
@@ -345,10 +345,10 @@ def conduct(
             versions=versions,
             identities=_identify_members(run.federation, roll.members),
         )
-        record.write_run(out, made, run.federation, state, final)
+        record.write_run(out, run_record, run.federation, state, final)
         if status == "finished":
             (out / checkpoint.NAME).unlink(missing_ok=True)
-        return Trained(made.to_dict(), model, model.unflatten(final), out)
+        return Trained(run_record.to_dict(), model, model.unflatten(final), out)
 
     with hold_folder(out):
         record.write_rounds(out, state)
@@ -366,7 +366,6 @@ class RealClients:
     patience: Patience
     out: Path
     keep_uploads: bool
-    check: Callable[[], None]
 
     def prepare_rounds(self, live: Sequence[int]) -> rounds.RoundsByRun:
         """Return the next round, unless the run is over; save the state before anybody is asked."""
@@ -376,7 +375,6 @@ class RealClients:
             return {}
         self.header |= {"plan": run.federation.plan.to_dict()} | self.roll.to_json()
         checkpoint.save(self.out, state, params, self.header, memory)
-        self.check()
         return {0: turn}
 
     def begin_rounds(self, opened: rounds.RoundsByRun) -> bool:
@@ -516,10 +514,10 @@ class RealClients:
 
     def _send(self, blobs: Mapping[int, bytes]) -> dict[int, bytes | None]:
         """Send clients their messages; return what each answered in time, None for silence."""
-        known = {i: self.roll.routes.get(self.roll.members[i].identity, "") for i in blobs}
-        requests = {route: blobs[i] for i, route in known.items() if route}
+        routes = {i: self.roll.routes.get(self.roll.members[i].identity, "") for i in blobs}
+        requests = {route: blobs[i] for i, route in routes.items() if route}
         replies = self.transport.ask(requests, self.patience.round)
-        return {i: replies.get(route) for i, route in known.items()}
+        return {i: replies.get(route) for i, route in routes.items()}
 
     def _expect_upload(self, request: Request, asked: str, i: int) -> ExpectedUpload:
         """Return what an honest answer of this client looks like.
@@ -730,9 +728,9 @@ def _build_tank(
     members: list[Member], before: Tank | None, uploads: NDArray[np.bool_] | None = None
 ) -> Tank:
     """Return the clients' tanks as they disclose them; a hidden one shows as full and untouched."""
-    known = [m.account for m in members]
-    capacity = np.array([1.0 if a is None else a.capacity for a in known])
-    spent = np.array([0.0 if a is None else a.spent for a in known]) / capacity
+    accounts = [m.account for m in members]
+    capacity = np.array([1.0 if a is None else a.capacity for a in accounts])
+    spent = np.array([0.0 if a is None else a.spent for a in accounts]) / capacity
     units = np.minimum(np.ceil(spent * FULL), FULL).astype(np.int64)
     if before is None:
         zero = np.zeros(len(members), dtype=np.int64)

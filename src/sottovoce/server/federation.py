@@ -93,8 +93,14 @@ class Parts:
             raise InputError.of(
                 "partition", self.partition, "a function of (labels, clients, rng)", remedy
             )
-        known = isinstance(self.metrics, Mapping) and all(map(callable, self.metrics.values()))
-        if not known or {*self.metrics} & {*metrics.TITLES} or not all(map(str, self.metrics)):
+        are_functions = isinstance(self.metrics, Mapping) and all(
+            map(callable, self.metrics.values())
+        )
+        if (
+            not are_functions
+            or {*self.metrics} & {*metrics.TITLES}
+            or not all(map(str, self.metrics))
+        ):
             bound = "functions of (labels, scores) by names that are not those of a plan's metrics"
             raise InputError.of("metrics", self.metrics, bound, "give {name: function}")
 
@@ -105,14 +111,14 @@ class Parts:
         ('metrics: worst = numpy.min',)
         """
         schedule = getattr(self.schedule, "given", self.schedule)
-        found = {
+        parts = {
             "schedule": None if schedule is None else type(schedule),
             "optimizer": getattr(self.optimizer, "update", self.optimizer),
             "partition": self.partition,
         }
-        named = [f"{kind}: {_name_part(part)}" for kind, part in found.items() if part is not None]
-        own = (f"metrics: {name} = {_name_part(part)}" for name, part in self.metrics.items())
-        return tuple(text[:200] for text in (*named, *own))
+        named = [f"{kind}: {_name_part(part)}" for kind, part in parts.items() if part is not None]
+        named += [f"metrics: {name} = {_name_part(part)}" for name, part in self.metrics.items()]
+        return tuple(text[:200] for text in named)
 
 
 def _name_part(part: Any) -> str:
@@ -236,9 +242,9 @@ class Federation:
     @cached_property
     def finish(self) -> Finish:
         """The server's optimiser."""
-        finish, given = self.plan.server.finish(), self.parts.optimizer
-        if given is not None:  # whose steps are the user's, so that no forecast scales them
-            return replace(finish, transformation=OptaxStep(given))
+        finish, optimizer = self.plan.server.finish(), self.parts.optimizer
+        if optimizer is not None:  # whose steps are the user's, so that no forecast scales them
+            return replace(finish, transformation=OptaxStep(optimizer))
         return replace(finish, is_step_free=isinstance(self.schedule, ForecastRounds))
 
     @cached_property
@@ -312,34 +318,34 @@ class Federation:
 
         The noise is that of the planned number of rounds, averaged with the weights of the samples.
         """
-        known = ~np.isnan(self.capacity)
-        if not known.any():
+        disclosed = ~np.isnan(self.capacity)
+        if not disclosed.any():
             return []
-        plan, samples = self.plan, self.samples[known]
+        plan, samples = self.plan, self.samples[disclosed]
         is_client, rounds = plan.local.unit == "client", plan.rounds.rounds
-        units = np.full(len(samples), len(known)) if is_client else samples
-        loosest = int(np.argmax(self.delta[known] * units))
+        units = np.full(len(samples), len(disclosed)) if is_client else samples
+        loosest = int(np.argmax(self.delta[disclosed] * units))
         turns = plan_turns(
-            plan.rounds.cohort, rounds=rounds, clients=len(known), per_round=plan.per_round
+            plan.rounds.cohort, rounds=rounds, clients=len(disclosed), per_round=plan.per_round
         )
         steps = self.recipe.releases
-        worth = self.capacity[known] * self.terms.honest  # the others' noise counts, too
-        sigma2 = self.sensitivity[known] ** 2 * turns * steps / worth
+        worth = self.capacity[disclosed] * self.terms.honest  # the others' noise counts, too
+        sigma2 = self.sensitivity[disclosed] ** 2 * turns * steps / worth
         share = samples / samples.sum()
         noise = budget.weigh_noise(
-            math.sqrt(float((share**2 * sigma2).sum()) * len(known)),
+            math.sqrt(float((share**2 * sigma2).sum()) * len(disclosed)),
             rounds=rounds * steps,
             per_round=plan.per_round,
             parameters=self.dimension,
             step=self.recipe.learning_rate * self.recipe.clip,
         )
         return budget.advise(
-            float(self.epsilon[known].max()),
-            float(self.delta[known][loosest]),
+            float(self.epsilon[disclosed].max()),
+            float(self.delta[disclosed][loosest]),
             int(units[loosest]),
             unit=plan.local.unit,
             noise=noise,
-            size=len(known) if is_client else float(samples.mean()),
+            size=len(disclosed) if is_client else float(samples.mean()),
         )
 
     def log_advice(self) -> None:
@@ -384,23 +390,23 @@ class Federation:
         The entry of the record, and ε[clients, colluding] or None where nothing can be stated. None
         if the server itself sees no more than sums, or every client hides its budget.
         """
-        known = ~np.isnan(self.capacity)
-        if self.plan.privacy.view == "sum" or not known.any():
+        disclosed = ~np.isnan(self.capacity)
+        if self.plan.privacy.view == "sum" or not disclosed.any():
             return None
-        clients = len(known)
+        clients = len(disclosed)
         colluding = sorted({0, min(1, clients - 1), self.plan.privacy.corrupt or 0})
         mu2, why = self._sum_model_views(state, colluding, finished)
         if mu2 is None:
             text = f"Against whoever sees only the models no smaller ε is stated: {why}."
             return {"colluding": colluding, "text": text}, None
         who = slice(mu2.shape[1])  # one stands for all where they are equal
-        found = calibration.bound_epsilon(self.delta[who], mu2)
+        epsilon = calibration.bound_epsilon(self.delta[who], mu2)
         if self.plan.privacy.calibration != "paper":  # whose ε is not what holds
-            found = np.minimum(found, self.epsilon[who])
-        most, delta, unit = found.max(axis=1).tolist(), self.delta.max(), self.plan.local.unit
+            epsilon = np.minimum(epsilon, self.epsilon[who])
+        most, delta, unit = epsilon.max(axis=1).tolist(), self.delta.max(), self.plan.local.unit
         text = budget.describe_model_view(colluding, most, float(delta), unit, self.plan.noise)
-        each = np.broadcast_to(found.T, (clients, len(colluding)))
-        return {"colluding": colluding, "epsilon": most, "text": text}, each
+        by_client = np.broadcast_to(epsilon.T, (clients, len(colluding)))
+        return {"colluding": colluding, "epsilon": most, "text": text}, by_client
 
     def _sum_model_views(
         self, state: ServerState, colluding: Sequence[int], finished: bool
@@ -542,14 +548,14 @@ def build_from_members(
     `held` has the server's public rows and no training rows. A client that hides its budget has NaN
     for it. The schedule of a run that `is_begun` stays, whoever hides a budget by then.
     """
-    known = [member.account for member in members]
+    accounts = [member.account for member in members]
     kinds = tuple(member.calibration for member in members)
     changes: dict[str, object] = {"noise": "secure", "data.clients": len(members)}
     if len(set(kinds)) == 1:
         changes["privacy.calibration"] = kinds[0]  # the vaults', whatever the plan says
     shown = [member for member in members if member.account is not None]
-    disclosed = [account for account in known if account is not None]
-    if len(disclosed) == len(known):
+    disclosed = [account for account in accounts if account is not None]
+    if len(disclosed) == len(accounts):
         changes["privacy.epsilon"] = [account.epsilon for account in disclosed]
         changes["privacy.delta"] = [account.delta for account in disclosed]
     elif plan.server.weights == "precision":
@@ -585,7 +591,7 @@ def build_from_members(
             "model.loss", plan.model.loss, f"that of the public rows, which hold {said}", "mend it"
         )
     model = _choose_model(plan, held, model)
-    capacity = np.array([np.nan if a is None else a.capacity for a in known])
+    capacity = np.array([np.nan if a is None else a.capacity for a in accounts])
     if not is_begun:
         plan = _settle_schedule(plan, _explain_no_forecast(plan, held, model, capacity))
     if held.test_owner is not None:  # from sites, by the names of those that take part
@@ -598,8 +604,8 @@ def build_from_members(
         held=replace(held, samples=samples),
         model=model,
         recipe=recipe,
-        epsilon=np.array([np.nan if a is None else a.epsilon for a in known]),
-        delta=np.array([np.nan if a is None else a.delta for a in known]),
+        epsilon=np.array([np.nan if a is None else a.epsilon for a in accounts]),
+        delta=np.array([np.nan if a is None else a.delta for a in accounts]),
         sensitivity=recipe.sensitivity(samples),
         capacity=capacity,
         schedule=plan.schedule(),
@@ -854,20 +860,20 @@ def measure_model(
     labels = held.test.y
     if held.classes <= MOST_CONFUSED:
         confusion = np.zeros((held.classes, held.classes), int)
-        known = (predicted >= 0) & (predicted < held.classes)  # a custom model may say anything
-        np.add.at(confusion, (labels[known], predicted[known]), 1)
+        is_class = (predicted >= 0) & (predicted < held.classes)  # a custom model may say anything
+        np.add.at(confusion, (labels[is_class], predicted[is_class]), 1)
         result["confusion"] = confusion.tolist()
     fitted, some = None, _choose_fitted(federation)
     if seen is not None:
         fitted = metrics.fit_calibration(held.validation.y[some], seen)
     calibrated = scores if scores is None or fitted is None else fitted.apply(scores)
-    found = metrics.measure_classes(labels, predicted, scores, calibrated)
+    by_metric = metrics.measure_classes(labels, predicted, scores, calibrated)
     counts = np.bincount(labels, minlength=held.classes)
-    metric = federation.metric if federation.metric in found else "balanced_accuracy"
+    metric = federation.metric if federation.metric in by_metric else "balanced_accuracy"
     only = [name for k, name in enumerate(names) if (predicted == k).all()]
     result |= metrics.describe_metrics(
         metric,
-        found,
+        by_metric,
         rows=len(labels),
         most_frequent=names[int(np.argmax(counts))],
         only=only[0] if only else None,
@@ -923,7 +929,7 @@ def measure_by_user(
     >>> measure_by_user(parts, np.zeros(2), np.ones(2))
     {'mean': {'value': 1.0, 'baseline': None, 'error': None}}
     """
-    found: dict[str, dict[str, float | None]] = {}
+    entries: dict[str, dict[str, float | None]] = {}
     for name, metric in parts.metrics.items():
         is_known = scores is None or np.isfinite(scores).all()  # else the model has diverged
         value = metric(labels, scores) if scores is not None and is_known else None
@@ -931,8 +937,8 @@ def measure_by_user(
             bound = "one number, from labels and scores of public rows"
             raise InputError.of(f"metrics[{name!r}]", value, bound, "return float(…)")
         number = float(value) if isinstance(value, Real) else None
-        found[name] = {"value": number, "baseline": None, "error": None}
-    return found
+        entries[name] = {"value": number, "baseline": None, "error": None}
+    return entries
 
 
 def _measure_client(

@@ -84,8 +84,8 @@ uploads would teach nothing
             ("pause", "of at least", "leave it out for 5 seconds"),
         ):
             seconds = getattr(self, name)
-            known = type(seconds) in (int, float) and 0 <= seconds <= MOST_SECONDS
-            if not known or (seconds == 0 and name != "pause"):
+            is_number = type(seconds) in (int, float) and 0 <= seconds <= MOST_SECONDS
+            if not is_number or (seconds == 0 and name != "pause"):
                 bound = f"seconds {least} 0, up to {MOST_SECONDS:g}"
                 raise InputError.of(name, seconds, bound, why)
 
@@ -192,9 +192,9 @@ def gather_members(
     `misfit` says in a few words why the plan cannot use a client. `admitted` are the samples of the
     clients that may take part, by key fingerprint or name; without it anyone may.
     """
-    deadline, found = time.monotonic() + patience.gathering, dict[str, Member]()
+    deadline, members = time.monotonic() + patience.gathering, dict[str, Member]()
     roll, why, taken = Roll([]), "", dict[str, str]()
-    while len(found) < patience.clients and time.monotonic() < deadline:
+    while len(members) < patience.clients and time.monotonic() < deadline:
         for route, blob in transport.greet(max(1.0, deadline - time.monotonic())).items():
             try:
                 member = replace(Member.from_hello(blob), key=transport.key(route))
@@ -202,7 +202,7 @@ def gather_members(
                 if wrong is None and admitted is not None:
                     entry = str(member.key if member.key in admitted else member.name)
                     holder = taken.get(entry, member.identity)
-                    if entry not in admitted or (holder != member.identity and holder in found):
+                    if entry not in admitted or (holder != member.identity and holder in members):
                         wrong = "is not in the table of admitted clients, or was admitted before"
                     else:
                         taken[entry] = member.identity
@@ -215,24 +215,24 @@ def gather_members(
                 continue
             if roll.set_route(member, route):
                 if member.key is not None:  # one key is one client, which has a new vault now
-                    found = {who: other for who, other in found.items() if other.key != member.key}
-                found[member.identity] = member
-                found = {who: other for who, other in found.items() if who in roll.routes}
-        if len(found) < patience.clients:
+                    members = {who: m for who, m in members.items() if m.key != member.key}
+                members[member.identity] = member
+                members = {who: m for who, m in members.items() if who in roll.routes}
+        if len(members) < patience.clients:
             time.sleep(0.2)
-    if len(found) < patience.clients:
+    if len(members) < patience.clients:
         raise RunError(
-            f"{len(found)} of {patience.clients} clients that can take part greeted within "
+            f"{len(members)} of {patience.clients} clients that can take part greeted within "
             f"{patience.gathering:g} seconds{why}; start the others, or ask for fewer"
         )
-    names = Counter(member.name for member in found.values())
+    names = Counter(member.name for member in members.values())
     roll.members = sorted(
         (
             # A name that ends in ")" gets the suffix, too: nobody can imitate another's full name.
             replace(m, name=f"{m.name[:100]} ({m.key or m.vault})")
             if names[m.name] > 1 or m.name.endswith(")")
             else m
-            for m in found.values()
+            for m in members.values()
         ),
         key=lambda member: (member.name, member.vault),
     )

@@ -201,7 +201,7 @@ def make_first_state(
     `tank` is what real clients disclose; without it all tanks are full. `progress` and `marks` are
     the first ones (`server.forecast.start_schedule`), where they depend on more than `signal`.
     """
-    zero = np.zeros(len(federation.samples), dtype=np.int64)
+    zero = np.zeros(len(federation.held.samples), dtype=np.int64)
     return ServerState(
         progress=federation.schedule.start(signal) if progress is None else progress,
         tank=federation.tank() if tank is None else tank,
@@ -269,6 +269,7 @@ def _prepare_together(
 
     full = states[0].tank if alone else Tank.stack([state.tank for state in states])
     tank, sensitivity = full, stack([federation.sensitivity for federation in federations])
+    samples = stack([federation.held.samples for federation in federations])
     signal_sigma, sigmas = np.full(asked.shape, np.nan), []
     uploads = in_cohort
     for step in range(terms.releases):
@@ -287,7 +288,6 @@ def _prepare_together(
             rest = np.maximum(units - loss_units, 1)
             sigma = tank.noise(rest, sensitivity)
         if terms.honest > 1 and uploads.any():
-            samples = stack([federation.samples for federation in federations])
             sigma = share_noise(sigma, samples, uploads, honest=terms.honest)
         sigmas.append(np.where(charged, sigma, np.nan))
         tank = tank.spend(units)
@@ -296,9 +296,7 @@ def _prepare_together(
     mu2 = tank.spent_mu2 - full.spent_mu2
     asked = asked + in_cohort
     if all(federation.plan.server.weights == "samples" for federation in federations):
-        weight = weigh_by_samples(
-            stack([federation.samples for federation in federations]), uploads
-        )
+        weight = weigh_by_samples(samples, uploads)
     elif alone:
         weight = weigh_uploads(first, uploads, sigma[0])
     else:
@@ -341,14 +339,14 @@ def is_same_round(federation: Federation, state: ServerState, prepared: Prepared
 def weigh_uploads(federation: Federation, uploads: NDArray[np.bool_], sigma: Floats) -> Floats:
     """Return the weight p_i of each upload as the plan says, from public numbers only."""
     plan = federation.plan
-    samples = federation.samples if federation.counted is None else federation.counted
+    samples = federation.held.samples if federation.counted is None else federation.counted
     if plan.server.weights == "samples":
         return weigh_by_samples(samples, uploads)
     # A client that counts for fewer samples than it declares counts with the σ of that number.
     return weigh_by_precision(
         samples,
         uploads,
-        sigma=sigma * (federation.samples / samples) * math.sqrt(plan.local.steps),
+        sigma=sigma * (federation.held.samples / samples) * math.sqrt(plan.local.steps),
         dimension=federation.dimension,
         learning_rate=plan.local.rate,
         clip=federation.recipe.clip,

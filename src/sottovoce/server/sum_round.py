@@ -192,15 +192,15 @@ def _read_revealed(
 ) -> dict[str, dict[str, int]]:
     """Read one client's shares: of the seeds of the set, and of the keys of the others."""
     wanted = {"seed": set(members), "key": set(dealers) - set(members)}
-    found = {}
+    shares_by_kind = {}
     for kind, whose in wanted.items():
         shares = head.get(kind)
         if not isinstance(shares, dict) or shares.keys() != whose:
             raise Malformed("the shares are not those of the set")
         if not all(is_hex(text, 33) and int(text, 16) < PRIME for text in shares.values()):
             raise Malformed("a share is none")
-        found[kind] = {member: int(text, 16) for member, text in shares.items()}
-    return found
+        shares_by_kind[kind] = {member: int(text, 16) for member, text in shares.items()}
+    return shares_by_kind
 
 
 def _read(read: Callable[..., Any], *values: Any) -> Any:

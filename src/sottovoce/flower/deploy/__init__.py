@@ -196,7 +196,7 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
     proxy = f"{places.user}-proxy"
     keys, doors = places.folder, places.folder.parent / f"{places.folder.name}-proxy"
     _make_users(places.user, proxy)
-    made = _find_or_make_authority(places.authority, passphrase)
+    authority = _find_or_make_authority(places.authority, passphrase)
     proxy_state = places.state.parent / f"{places.state.name}-proxy"
     for folder, owner, mode in (
         (keys, places.user, 0o750),
@@ -206,11 +206,11 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
         (places.runs, places.user, 0o750),
     ):
         _make_folder(folder, owner, mode)
-    certificates.make_server_keys(doors, made, names=names)
-    certificates.make_server_keys(keys, made, stem="link")
+    certificates.make_server_keys(doors, authority, names=names)
+    certificates.make_server_keys(keys, authority, stem="link")
     certificates.make_worker_secret(keys, "worker")
     for folder in (keys, doors):
-        shutil.copyfile(made.certificate, folder / "ca.crt")
+        shutil.copyfile(authority.certificate, folder / "ca.crt")
     same = "largest state runs user port link_port link_memory server_memory"
     values = {
         **{key: str(value) for key, value in LIMITS.items()},
@@ -234,16 +234,16 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
     _give_to_user(keys, places.user, all_within=True)
     _give_to_user(doors, proxy, all_within=True)
     where = f"{names[0] if names else 'SERVER'}:{places.port}"
-    more = {"ca": str(made.certificate), "ca_key": str(made.key), "where": where}
+    more = {"ca": str(authority.certificate), "ca_key": str(authority.key), "where": where}
     return _fill_template("server.txt", {**values, **more})
 
 
 def renew_server(places: ServerPlaces, passphrase: bytes) -> str:
     """Sign the server's two certificates for another year; no key changes."""
-    made = certificates.find_authority(places.authority, passphrase)
+    authority = certificates.find_authority(places.authority, passphrase)
     doors = places.folder.parent / f"{places.folder.name}-proxy"
-    certificates.renew_certificate(doors, signed_by=made)
-    certificates.renew_certificate(places.folder, stem="link", signed_by=made)
+    certificates.renew_certificate(doors, signed_by=authority)
+    certificates.renew_certificate(places.folder, stem="link", signed_by=authority)
     return "both certificates are signed for another year; now run:\n" + (
         "  systemctl restart sottovoce-superlink sottovoce-server sottovoce-proxy\n"
     )
@@ -258,8 +258,8 @@ def init_node(places: NodePlaces, terms: NodeTerms | None = None) -> str:
         raise InputError.of("ca", str(places.ca), "a file that exists", "the server sends ca.crt")
     node, text = places.rows / "node.toml", None
     if terms is not None:
-        text, kept = terms.to_toml(places.name), places.rows / f"rows{terms.rows.suffix}"
-        for file in (node, kept):
+        text, rows = terms.to_toml(places.name), places.rows / f"rows{terms.rows.suffix}"
+        for file in (node, rows):
             if file.exists() and not file.samefile(terms.rows):
                 raise InputError(f"{file} is there already; move it, or leave the rows out")
     _make_users(places.owner)
@@ -280,10 +280,10 @@ def init_node(places: NodePlaces, terms: NodeTerms | None = None) -> str:
         "python": sys.executable,
     }
     if terms is not None:
-        if not kept.exists():
-            shutil.copyfile(terms.rows, kept)
-        kept.chmod(0o600)
-        _give_to_user(kept, places.owner)
+        if not rows.exists():
+            shutil.copyfile(terms.rows, rows)
+        rows.chmod(0o600)
+        _give_to_user(rows, places.owner)
     if not node.exists():
         node.write_text(text or _fill_template("node.toml", values), "utf-8")
         _give_to_user(node, places.owner)
