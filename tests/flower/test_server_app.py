@@ -79,7 +79,7 @@ def test_what_is_given_is_what_is_conducted(conducted):
     (((plan, rows, routes, patience), more),) = conducted
     assert plan == Plan.load("plan.toml")
     assert (rows.name, type(routes)) == ("public.npz", NodeDirectory)
-    assert (patience.clients, patience.gathering, patience.round, patience.minimum) == (
+    assert (patience.clients, patience.gathering, patience.deadline, patience.minimum) == (
         3,
         7,
         9.5,

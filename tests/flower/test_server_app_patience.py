@@ -60,7 +60,7 @@ class Grid(FakeGrid):
             plan(**{"rounds.rounds": rounds}),
             public(),
             NodeDirectory(self, read_client_id, limit=2**20),
-            Patience(3, gathering=900.0, round=deadline),
+            Patience(3, gathering=900.0, deadline=deadline),
             out=out,
             on_round=told,
         )
@@ -182,5 +182,9 @@ def test_a_pause_is_no_longer_than_the_deadline(tmp_path, monkeypatch):
     transport.on_answer = lambda route, asked, told: make_refusal("data", "")
     clock = run_on_a_clock(monkeypatch)
     with pytest.raises(RunError, match="round 1 got 0 uploads of 3 asked"):
-        go(transport, tmp_path / "run", patience=Patience(3, gathering=0.5, round=0.2, pause=60.0))
+        go(
+            transport,
+            tmp_path / "run",
+            patience=Patience(3, gathering=0.5, deadline=0.2, pause=60.0),
+        )
     assert 0 < clock[0] <= 2 * 0.2 + 1e-9  # between three tries

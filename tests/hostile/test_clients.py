@@ -633,11 +633,11 @@ def test_patience_is_checked():
     for wrong in ({"clients": 0}, {"minimum": 0}, {"tries": 0}, {"minimum": 1.5}):
         with pytest.raises(InputError, match="must be a whole number ≥ 1"):
             Patience(**{"clients": 3, **wrong})
-    for name in ("gathering", "round", "pause"):
+    for name in ("gathering", "deadline", "pause"):
         for wrong in (-1.0, float("nan"), float("inf"), "60", None, True, 1e8, 10**400):
             with pytest.raises(InputError, match=f"{name} must be seconds"):
                 Patience(clients=3, **{name: wrong})
-    for name in ("gathering", "round"):
+    for name in ("gathering", "deadline"):
         with pytest.raises(InputError, match=f"{name} must be seconds above 0"):
             Patience(clients=3, **{name: 0})
     assert Patience(clients=3, pause=0).compute_pause(2) == 0

@@ -174,7 +174,7 @@ def softmax(**changes):
 def test_a_federation_of_devices_learns_from_features(tmp_path):
     public, nodes = stripes(tmp_path / "nodes")
     transport = Direct(nodes)
-    patience = Patience(clients=3, gathering=1.0, round=1.0, minimum=3)
+    patience = Patience(clients=3, gathering=1.0, deadline=1.0, minimum=3)
     run = conduct(softmax(), public, transport, patience, out=tmp_path / "run")
     assert run.accuracy > 0.9
     assert run.record["model"]["shape"] == [8, 8, 1]

@@ -236,7 +236,7 @@ def test_silence_is_waited_out_forgiven_and_remembered(tmp_path):
             transport.nodes["new"] = transport.nodes.pop(lost)
 
     done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 8}), on_round=after,
-              patience=Patience(3, gathering=0.5, round=17.0))  # fmt: skip
+              patience=Patience(3, gathering=0.5, deadline=17.0))  # fmt: skip
     assert [lost in routes for routes in transport.asked] == [True] * 3 + [False] * 5
     assert ["new" in routes for routes in transport.asked] == [False] * 5 + [True] * 3
     assert set(transport.seconds) == {17.0}

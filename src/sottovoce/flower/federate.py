@@ -48,7 +48,7 @@ from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
 from sottovoce.runs.integrations import Tracker, require_package
 from sottovoce.server.federation import add_client_count, build
-from sottovoce.server.members import MOST_SECONDS
+from sottovoce.server.members import Patience
 
 if TYPE_CHECKING:
     from sottovoce.flower.local import LocalFederation
@@ -230,13 +230,7 @@ class Options:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.deadline <= MOST_SECONDS:
-            bound = f"seconds above 0, up to {MOST_SECONDS:g}"
-            remedy = "it is how long a round waits for answers"
-            raise InputError.of("deadline", self.deadline, bound, remedy)
-        if self.minimum < 1:
-            remedy = "a round needs an upload"
-            raise InputError.of("minimum", self.minimum, "a whole number ≥ 1", remedy)
+        Patience(clients=1, deadline=self.deadline, minimum=self.minimum)
 
 
 def federate(

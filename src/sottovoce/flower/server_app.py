@@ -97,12 +97,7 @@ def lead_run(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
     paths = {key: Path(config[key]) for key in ("plan", "public", "out")}
     plan, held = Plan.load(paths["plan"]), federated.load_public(paths["public"])
     admitted = read_admitted(config["admitted"]) if config["admitted"] else None
-    patience = Patience(
-        clients=config["clients"],
-        gathering=config["gathering"],
-        round=config["deadline"],
-        minimum=config["minimum"],
-    )
+    waits = {key: config[key] for key in ("clients", "gathering", "deadline", "minimum")}
 
     def report(done: RoundDone) -> None:
         if config["progress"]:
@@ -114,7 +109,7 @@ def lead_run(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
             plan,
             held,
             roll,
-            patience,
+            Patience(**waits),
             out=paths["out"],
             on_round=report,
             resume=config["resume"],

@@ -516,7 +516,7 @@ class RealClients:
         """Send clients their messages; return what each answered in time, None for silence."""
         routes = {i: self.roll.routes.get(self.roll.members[i].identity, "") for i in blobs}
         requests = {route: blobs[i] for i, route in routes.items() if route}
-        replies = self.transport.ask(requests, self.patience.round)
+        replies = self.transport.ask(requests, self.patience.deadline)
         return {i: replies.get(route) for i, route in routes.items()}
 
     def _expect_upload(self, request: Request, asked: str, i: int) -> ExpectedUpload:

@@ -65,7 +65,7 @@ uploads would teach nothing
 
     clients: int  # that must greet before the run begins
     gathering: float = 120.0  # seconds for that
-    round: float = 600.0  # seconds for the answers of a round
+    deadline: float = 600.0  # seconds for the answers of a round
     minimum: int = 1  # uploads without which a round does not count
     tries: int = 3  # how often silent clients are asked in one round before the run stops
     pause: float = 5.0  # seconds until the second of these; four times as long until the next, …
@@ -80,7 +80,7 @@ uploads would teach nothing
                 raise InputError.of(name, value, "a whole number ≥ 1", why)
         for name, least, why in (
             ("gathering", "above", "clients need time to appear"),
-            ("round", "above", "clients need time to answer"),
+            ("deadline", "above", "clients need time to answer"),
             ("pause", "of at least", "leave it out for 5 seconds"),
         ):
             seconds = getattr(self, name)
@@ -95,7 +95,7 @@ uploads would teach nothing
         >>> [Patience(clients=3).compute_pause(tried) for tried in (1, 2, 9)]
         [5.0, 20.0, 600.0]
         """
-        return float(min(self.pause * 4 ** (tried - 1), self.round))
+        return float(min(self.pause * 4 ** (tried - 1), self.deadline))
 
 
 @dataclass(eq=False)
