@@ -1171,7 +1171,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "schedules.pricing",
         "With h equal clients each adds σ/√h; divided again, the sum has only σ²/h in all.",
         "tests/server/test_federation_observers.py::test_the_noise_of_any_h_honest_clients_is_enough",
-        (("np.sqrt(own) / samples,", "np.sqrt(own / honest) / samples,"),),
+        (("np.sqrt(variance) / samples,", "np.sqrt(variance / honest) / samples,"),),
     ),
     (
         "a sum of h clients is unmasked, c of them corrupt",
