@@ -1331,7 +1331,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "flower.federate",
         "Of two runs that start together over a table the second waits until the first has noted its vaults: without the lock both pass, and rows are promised twice unnoticed.",
         "tests/flower/test_federate.py::test_of_two_runs_that_start_together_over_one_file_the_second_is_refused",
-        (("    with witness.hold_ledgers(whole):", "    if True:"),),
+        (("    with witness.hold_ledgers(file_hash):", "    if True:"),),
     ),
     (
         "a rebind looks for ledgers without a lock",

@@ -69,9 +69,9 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
     """
     if (path := plan.data.path) is None:
         return _deal_to_nodes(plan, out, "", [])
-    whole = fingerprint_file(path)[0]
-    with witness.hold_ledgers(whole):  # or two runs that start together see no vaults
-        earlier = witness.find_ledgers(whole)  # `ledger create` notes them, too
+    file_hash = fingerprint_file(path)[0]
+    with witness.hold_ledgers(file_hash):  # or two runs that start together see no vaults
+        earlier = witness.find_ledgers(file_hash)  # `ledger create` notes them, too
         if earlier and not second_ledger:
             raise VaultRefusal(
                 f"the rows of {Path(path).name} have {len(earlier)} vaults already "
@@ -80,10 +80,10 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
                 "a stopped run by --resume, try settings with `sottovoce train`, which spends "
                 "nothing, or add --second-ledger, your recorded word that you want another promise"
             )
-        return _deal_to_nodes(plan, out, whole, list(earlier))
+        return _deal_to_nodes(plan, out, file_hash, list(earlier))
 
 
-def _deal_to_nodes(plan: Plan, out: Path, whole: str, earlier: Sequence[str]) -> list[Path]:
+def _deal_to_nodes(plan: Plan, out: Path, file_hash: str, earlier: Sequence[str]) -> list[Path]:
     """Deal the rows, note the vaults as those of the file `whole`, and return the node files."""
     held = federated.deal_rows(plan, seed=seeds.draw_seed())  # a node makes features itself
     # Promise and noise, before anything is made or paid for; features' values do not matter here.
@@ -98,10 +98,10 @@ def _deal_to_nodes(plan: Plan, out: Path, whole: str, earlier: Sequence[str]) ->
     keys = [Ed25519PrivateKey.generate() for _ in names]  # used where the server learns only sums
     files = [_make_node(plan, held, i, out / NODES / name, keys) for i, name in enumerate(names)]
     # Made for this run, as the record says; where rows had vaults before, the operator stated it.
-    word: Any = {"second_ledger": True, "others": earlier, "maker": "" if earlier else "federate"}
-    vaults = [ledger.create_from_node(file, **word) for file in files]
-    for stated in vaults if whole else ():
-        witness.note_ledger(whole, stated.vault, str(out.resolve()))
+    stated: Any = {"second_ledger": True, "others": earlier, "maker": "" if earlier else "federate"}
+    statements = [ledger.create_from_node(file, **stated) for file in files]
+    for statement in statements if file_hash else ():
+        witness.note_ledger(file_hash, statement.vault, str(out.resolve()))
     lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]
     write_file(out / ADMITTED, "".join(["client,samples\n", *lines]).encode())
     write_file(out / PLAN, plan.to_toml().encode())
@@ -316,8 +316,8 @@ def federate(
     if as_json:
         print(json.dumps(record, ensure_ascii=False))
     else:
-        few = "" if path is not None or resume else f"{DEMONSTRATION}\n"
-        show.say(few + progress.summarize_run(record, folder, page))
+        hint = "" if path is not None or resume else f"{DEMONSTRATION}\n"
+        show.say(hint + progress.summarize_run(record, folder, page))
     return folder
 
 

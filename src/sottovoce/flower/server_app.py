@@ -74,7 +74,7 @@ def read_client_id(hello: bytes) -> str:
     return Member.from_hello(hello).vault
 
 
-def lead_run(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
+def lead_run(directory: NodeDirectory, config: Mapping[str, Any]) -> None:
     """Lead a run from the first greeting to the record."""
     from sottovoce.data import federated
     from sottovoce.plan import Plan
@@ -87,7 +87,7 @@ def lead_run(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
         if type(value) not in types or not is_good(value):
             remedy = f"give it as: flwr run --run-config {key}={example}"
             raise InputError.of(key, value, bound, remedy)
-    secure = is_encrypted(roll.grid)
+    secure = is_encrypted(directory.grid)
     if not secure and not config["insecure"]:
         remedy = (
             "start the SuperLink with its certificate, or allow it with: "
@@ -108,7 +108,7 @@ def lead_run(roll: NodeDirectory, config: Mapping[str, Any]) -> None:
         conduct(
             plan,
             held,
-            roll,
+            directory,
             Patience(**waits),
             out=paths["out"],
             on_round=report,

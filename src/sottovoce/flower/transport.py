@@ -112,10 +112,10 @@ class Asking:
                 # which reaches the main thread only when that wakes up.
                 self._done.wait(min(left, SLICE))
             over = time.monotonic() >= self.until
-            came = {n: self._answers.pop(n, None)
+            answers = {n: self._answers.pop(n, None)
                     for n in sorted(self.open) if over or n in self._answers}  # fmt: skip
-            self.open -= came.keys()
-        return came
+            self.open -= answers.keys()
+        return answers
 
 
 def read_record(message: Message, key: str, limit: int) -> bytes | None:
@@ -173,7 +173,7 @@ class NodeDirectory:
         online = {node.node_id for node in nodes}
         if getattr(self.grid, "_insecure", True) is False:  # without TLS a key proves nothing
             self._keys = {n.node_id: fingerprint(n.public_key) for n in nodes if n.public_key}
-        self._leave(online)
+        self._forget_offline(online)
         now = time.monotonic()
         later = {node for node, (due, _) in self._shy.items() if due > now}
         awaited = {node for asking in self._greetings for node in asking.open}
@@ -204,17 +204,17 @@ class NodeDirectory:
         """
         self._rounds += 1
         seated = {seat.node: client for client, seat in self.seats.items() if client in requests}
-        said = Asking(
+        answers = Asking(
             self.grid,
             {node: requests[client] for node, client in seated.items()},
             group=str(self._rounds),
             seconds=seconds,
             limit=min(self.limit, max(map(len, requests.values()), default=0) + SLACK),
         ).wait(seconds)
-        self._known -= {node for node, answer in said.items() if answer is None}
-        return {seated[node]: answer for node, answer in said.items() if answer is not None}
+        self._known -= {node for node, answer in answers.items() if answer is None}
+        return {seated[node]: answer for node, answer in answers.items() if answer is not None}
 
-    def _leave(self, online: set[int]) -> None:
+    def _forget_offline(self, online: set[int]) -> None:
         self.seats = {c: seat for c, seat in self.seats.items() if seat.node in online}
         self._known &= online
         self.strange = {node: words for node, words in self.strange.items() if node in online}
@@ -222,12 +222,12 @@ class NodeDirectory:
 
     def _take_greetings(self, seconds: float) -> None:
         """Give seats to nodes that have greeted; wait at most so long for the newest."""
-        said: dict[int, bytes | None] = {}
+        greetings: dict[int, bytes | None] = {}
         for asking in self._greetings:
-            said |= asking.wait(seconds if asking is self._greetings[-1] else 0.0)
+            greetings |= asking.wait(seconds if asking is self._greetings[-1] else 0.0)
         self._greetings = [asking for asking in self._greetings if asking.open]
-        for node, hello in said.items():
-            client = self._client(node, hello)
+        for node, hello in greetings.items():
+            client = self._find_client(node, hello)
             if client is None:
                 wait = self._shy[node][1] if node in self._shy else SHY
                 self._shy[node] = (time.monotonic() + wait, min(2 * wait, SHYEST))
@@ -238,7 +238,7 @@ class NodeDirectory:
             self.seats = {c: seat for c, seat in self.seats.items() if seat.node != node}
             self.seats[client] = NodeClient(node, cast(bytes, hello), self._keys.get(node))
 
-    def _client(self, node: int, hello: bytes | None) -> str | None:
+    def _find_client(self, node: int, hello: bytes | None) -> str | None:
         """Return which client a node is; None if it did not say, or if that client has a seat."""
         if hello is None:
             return None

@@ -92,7 +92,6 @@ class AcceptedUpload:
     receipt: Receipt
     account: Account | None
     loss: float | None = None
-    loss_sigma: float | None = None
     shown: tuple[float, int] = (0.0, 0)
 
 
@@ -129,7 +128,7 @@ def check_answer(blob: bytes, expected: ExpectedUpload) -> AcceptedUpload | str:
     _require_booked(account, released, expected)
     distance = _check_distance(arrays, sigma, most, expected)
     shown = _require_noise(arrays, sigma[-1], distance, expected)
-    return AcceptedUpload(arrays, sigma, receipt, account, loss, loss_sigma, shown)
+    return AcceptedUpload(arrays, sigma, receipt, account, loss, shown)
 
 
 def read_code(head: Mapping[str, Any]) -> str:

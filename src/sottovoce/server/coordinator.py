@@ -295,10 +295,10 @@ def conduct(
         params = flatten_parameters(federation.model.draw_parameters(seed))
         tree = federation.model.unflatten(dict(params))
         loss, accuracy, signal = judge_model(federation, tree)
-        first = None if plan.server.signal == "clients" else signal
+        first_signal = None if plan.server.signal == "clients" else signal
         tank = _build_tank(roll.members, None)
-        begun = forecast.start_schedule(federation, tree, first, tank=tank, seed=seed)
-        state = rounds.make_first_state(federation, loss, accuracy, first, tank, *begun)
+        start = forecast.start_schedule(federation, tree, first_signal, tank=tank, seed=seed)
+        state = rounds.make_first_state(federation, loss, accuracy, first_signal, tank, *start)
         memory = federation.finish.begin(params)
         # After a resume a request must be the same to the last byte: the server's name is stored.
         header = {"run": secrets.token_hex(16), "seed": seed, "server": server, "not_covered": []}

@@ -158,14 +158,14 @@ class Roll:
             except Malformed:
                 continue
             for i, member in enumerate(self.members):
-                here = self.routes.get(member.identity)
-                away = here is None or i in self.missed or transport.key(here) != member.key
+                former = self.routes.get(member.identity)
+                movable = former is None or i in self.missed or transport.key(former) != member.key
                 # Another key is accepted only for a member that has had no route in this session.
-                same = greeting.key == member.key or here is None
+                is_key_right = greeting.key == member.key or former is None
                 if (
                     greeting.vault == member.vault
-                    and same
-                    and self.set_route(member, route, movable=away)
+                    and is_key_right
+                    and self.set_route(member, route, movable=movable)
                 ):
                     self.heard.add(i)
                     break

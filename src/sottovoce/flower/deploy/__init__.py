@@ -194,22 +194,22 @@ class NodeTerms:
 def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -> str:
     """Make a server's keys, proxy configuration and units; return what is left to do."""
     proxy = f"{places.user}-proxy"
-    keys, doors = places.folder, places.folder.parent / f"{places.folder.name}-proxy"
+    keys, proxy_keys = places.folder, places.folder.parent / f"{places.folder.name}-proxy"
     _make_users(places.user, proxy)
     authority = _find_or_make_authority(places.authority, passphrase)
     proxy_state = places.state.parent / f"{places.state.name}-proxy"
     for folder, owner, mode in (
         (keys, places.user, 0o750),
-        (doors, proxy, 0o700),
+        (proxy_keys, proxy, 0o700),
         (places.state, places.user, 0o700),
         (proxy_state, proxy, 0o700),
         (places.runs, places.user, 0o750),
     ):
         _make_folder(folder, owner, mode)
-    certificates.make_server_keys(doors, authority, names=names)
+    certificates.make_server_keys(proxy_keys, authority, names=names)
     certificates.make_server_keys(keys, authority, stem="link")
     certificates.make_worker_secret(keys, "worker")
-    for folder in (keys, doors):
+    for folder in (keys, proxy_keys):
         shutil.copyfile(authority.certificate, folder / "ca.crt")
     same = "largest state runs user port link_port link_memory server_memory"
     values = {
@@ -218,11 +218,12 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
         "announced": str(ANNOUNCED),
         "parameters": f"{places.parameters:,}",
         "keys": str(keys),
-        "proxy_keys": str(doors),
+        "proxy_keys": str(proxy_keys),
         "proxy_state": str(proxy_state),
         "nginx": shutil.which("nginx") or "/usr/sbin/nginx",
     }
-    (doors / "nginx.conf").write_text(_fill_template("nginx.conf", {**values, "keys": str(doors)}))
+    nginx = _fill_template("nginx.conf", {**values, "keys": str(proxy_keys)})
+    (proxy_keys / "nginx.conf").write_text(nginx)
     home = keys / "flwr"
     _make_folder(home, places.user, 0o750)
     (home / "config.toml").write_text(
@@ -232,7 +233,7 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
     for name in ("superlink", "server", "proxy"):
         _write_unit(places.units, name, values)
     _give_to_user(keys, places.user, all_within=True)
-    _give_to_user(doors, proxy, all_within=True)
+    _give_to_user(proxy_keys, proxy, all_within=True)
     where = f"{names[0] if names else 'SERVER'}:{places.port}"
     more = {"ca": str(authority.certificate), "ca_key": str(authority.key), "where": where}
     return _fill_template("server.txt", {**values, **more})
@@ -241,8 +242,8 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
 def renew_server(places: ServerPlaces, passphrase: bytes) -> str:
     """Sign the server's two certificates for another year; no key changes."""
     authority = certificates.find_authority(places.authority, passphrase)
-    doors = places.folder.parent / f"{places.folder.name}-proxy"
-    certificates.renew_certificate(doors, signed_by=authority)
+    proxy_keys = places.folder.parent / f"{places.folder.name}-proxy"
+    certificates.renew_certificate(proxy_keys, signed_by=authority)
     certificates.renew_certificate(places.folder, stem="link", signed_by=authority)
     return "both certificates are signed for another year; now run:\n" + (
         "  systemctl restart sottovoce-superlink sottovoce-server sottovoce-proxy\n"
@@ -357,7 +358,7 @@ def read_node_status(path: Path, folder: Path) -> Status:
 def read_server_status(places: ServerPlaces) -> Status:
     """Look at a server's certificates, services and newest run."""
     numbers: dict[str, float] = {}
-    doors = places.folder.parent / f"{places.folder.name}-proxy"
+    proxy_keys = places.folder.parent / f"{places.folder.name}-proxy"
     files = sorted(places.runs.rglob("rounds.jsonl"), key=lambda file: file.stat().st_mtime)
     looks, wrong = f"no run in {places.runs} yet", None
     for run in RunsFolder(files[-1].parent).look() if files else ():
@@ -370,7 +371,7 @@ def read_server_status(places: ServerPlaces) -> Status:
         if run.status in ("killed", "damaged"):
             wrong = f"{run.folder} is {run.status}; run it again with resume=true, or remove it"
     checks = (
-        _check_certificate("proxy certificate", doors / "server.crt", numbers),
+        _check_certificate("proxy certificate", proxy_keys / "server.crt", numbers),
         _check_certificate("link certificate", places.folder / "link.crt", numbers),
         *_check_services("superlink", "server", "proxy"),
         Check("run", looks, wrong),
