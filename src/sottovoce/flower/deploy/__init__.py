@@ -85,6 +85,11 @@ class ServerPlaces:
             raise InputError.of("link-port", self.port, "another than port", "choose another")
 
     @property
+    def proxy_keys(self) -> Path:
+        """The folder of the proxy's certificate and key, which the server's user cannot read."""
+        return self.folder.parent / f"{self.folder.name}-proxy"
+
+    @property
     def largest(self) -> int:
         """The most bytes of one answer: float32 parameters and what surrounds them."""
         return 4 * self.parameters + SLACK + ENVELOPE
@@ -194,7 +199,7 @@ class NodeTerms:
 def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -> str:
     """Make a server's keys, proxy configuration and units; return what is left to do."""
     proxy = f"{places.user}-proxy"
-    keys, proxy_keys = places.folder, places.folder.parent / f"{places.folder.name}-proxy"
+    keys, proxy_keys = places.folder, places.proxy_keys
     _make_users(places.user, proxy)
     authority = _find_or_make_authority(places.authority, passphrase)
     proxy_state = places.state.parent / f"{places.state.name}-proxy"
@@ -211,14 +216,13 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
     certificates.make_worker_secret(keys, "worker")
     for folder in (keys, proxy_keys):
         shutil.copyfile(authority.certificate, folder / "ca.crt")
-    same = "largest state runs user port link_port link_memory server_memory"
+    same = "largest state runs user port link_port link_memory server_memory proxy_keys"
     values = {
         **{key: str(value) for key, value in LIMITS.items()},
         **{key: str(getattr(places, key)) for key in same.split()},
         "announced": str(ANNOUNCED),
         "parameters": f"{places.parameters:,}",
         "keys": str(keys),
-        "proxy_keys": str(proxy_keys),
         "proxy_state": str(proxy_state),
         "nginx": shutil.which("nginx") or "/usr/sbin/nginx",
     }
@@ -242,8 +246,7 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
 def renew_server(places: ServerPlaces, passphrase: bytes) -> str:
     """Sign the server's two certificates for another year; no key changes."""
     authority = certificates.find_authority(places.authority, passphrase)
-    proxy_keys = places.folder.parent / f"{places.folder.name}-proxy"
-    certificates.renew_certificate(proxy_keys, signed_by=authority)
+    certificates.renew_certificate(places.proxy_keys, signed_by=authority)
     certificates.renew_certificate(places.folder, stem="link", signed_by=authority)
     return "both certificates are signed for another year; now run:\n" + (
         "  systemctl restart sottovoce-superlink sottovoce-server sottovoce-proxy\n"
@@ -358,7 +361,6 @@ def read_node_status(path: Path, folder: Path) -> Status:
 def read_server_status(places: ServerPlaces) -> Status:
     """Look at a server's certificates, services and newest run."""
     numbers: dict[str, float] = {}
-    proxy_keys = places.folder.parent / f"{places.folder.name}-proxy"
     files = sorted(places.runs.rglob("rounds.jsonl"), key=lambda file: file.stat().st_mtime)
     looks, wrong = f"no run in {places.runs} yet", None
     for run in RunsFolder(files[-1].parent).look() if files else ():
@@ -371,7 +373,7 @@ def read_server_status(places: ServerPlaces) -> Status:
         if run.status in ("killed", "damaged"):
             wrong = f"{run.folder} is {run.status}; run it again with resume=true, or remove it"
     checks = (
-        _check_certificate("proxy certificate", proxy_keys / "server.crt", numbers),
+        _check_certificate("proxy certificate", places.proxy_keys / "server.crt", numbers),
         _check_certificate("link certificate", places.folder / "link.crt", numbers),
         *_check_services("superlink", "server", "proxy"),
         Check("run", looks, wrong),
