@@ -149,7 +149,8 @@ class SuperNode:
 def test_a_worker_answers_one_message_before_it_takes_the_next(monkeypatch):
     """A vault has room for one: a second fork would be turned away by the first one's lock."""
     node = SuperNode(monkeypatch, messages=5)
-    worker.serve_messages("127.0.0.1:9", None, b"s" * 32, poll=0.01)
+    monkeypatch.setattr(worker, "POLL", 0.01)
+    worker.serve_messages("127.0.0.1:9", None, b"s" * 32)
     assert (node.messages, node.together, node.forks) == (0, 0, [])
 
 

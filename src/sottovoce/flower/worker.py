@@ -74,18 +74,16 @@ def _import_name(key: str, where: str, what: str, remedy: str) -> Any:
         raise InputError.of(key, where, bound, f"{remedy} ({why})") from None
 
 
-def serve_messages(node: str, app: ClientApp, secret: bytes, *, poll: float = POLL) -> None:
+def serve_messages(node: str, app: ClientApp, secret: bytes) -> None:
     """Take the SuperNode's messages one by one, for ever, each in a separate process.
 
     The next one is taken when the last is answered: a node has one vault, for one process.
     """
-    client = connect(node, None, secret)
     # Told to end, a fork that still waits for its message gives up; one that works goes on.
     take_tasks(
-        client,
+        connect(node, None, secret),
         "flwr-clientapp",
         lambda token: answer_message(node, app, token),
-        poll=poll,
         ask_to_end=signal.SIGTERM,
     )
 
@@ -102,16 +100,11 @@ def connect(address: str, authority: bytes | None, secret: bytes) -> RuntimeHttp
 
 
 def take_tasks(
-    client: RuntimeHttpClient,
-    kind: str,
-    work: Callable[[str], None],
-    *,
-    poll: float = POLL,
-    ask_to_end: int = 0,
+    client: RuntimeHttpClient, kind: str, work: Callable[[str], None], *, ask_to_end: int
 ) -> None:
     """Take tasks of one kind one by one until SIGTERM, and do each in a fork of this process.
 
-    The last task is waited for; `ask_to_end` is a signal that it is sent before.
+    The last task is sent the signal `ask_to_end`, and waited for.
     """
     request = AcquireTaskRequest(supported_task_types=[kind])
     parent, stopped = os.getppid(), list[int]()
@@ -131,13 +124,12 @@ def take_tasks(
             time.sleep(AGAIN)
             continue
         if not token:
-            time.sleep(poll)
+            time.sleep(POLL)
         elif (child := os.fork()) == 0:
             _run_child(work, token)
     # What has been paid for is stored before the end: asked again, it need not be paid again.
     if child and stopped:
-        if ask_to_end:
-            keeper.send_signal(child, ask_to_end)
+        keeper.send_signal(child, ask_to_end)
         _is_alive(child, 0)
 
 
