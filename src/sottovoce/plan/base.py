@@ -284,8 +284,8 @@ def read_budgets(path: str | Path) -> tuple[tuple[float, ...], tuple[float, ...]
     return tuple(b.epsilon for b in budgets), tuple(b.delta for b in budgets)
 
 
-def write_toml(values: Mapping[str, Any]) -> str:
-    """Write plain data of two or three levels as TOML.
+def write_toml(values: Mapping[str, Any], above: str = "") -> str:
+    """Write plain data as TOML; mappings in it are tables, whose names begin with `above`.
 
     >>> print(write_toml({"schema": 1, "data": {"name": "digits", "samples": [3, 4]}}), end="")
     schema = 1
@@ -294,18 +294,12 @@ def write_toml(values: Mapping[str, Any]) -> str:
     name = "digits"
     samples = [3, 4]
     """
-    lines = [f"{k} = {format_value(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
-    for section, keys in values.items():
-        if isinstance(keys, Mapping):
-            flat = {key: v for key, v in keys.items() if not isinstance(v, Mapping)}
-            lines += ["", f"[{section}]"]
-            lines += [f"{key} = {format_value(v)}" for key, v in flat.items()]
-            for key in (key for key in keys if key not in flat):
-                lines += ["", f"[{section}.{key}]"]
-                lines += [
-                    f"{format_key(name)} = {format_value(v)}" for name, v in keys[key].items()
-                ]
-    return "\n".join(lines) + "\n"
+    tables = {key: table for key, table in values.items() if isinstance(table, Mapping)}
+    flat = {key: value for key, value in values.items() if key not in tables}
+    text = "".join(f"{format_key(key)} = {format_value(value)}\n" for key, value in flat.items())
+    for key, table in tables.items():
+        text += f"\n[{above}{format_key(key)}]\n" + write_toml(table, f"{above}{format_key(key)}.")
+    return text
 
 
 def format_value(value: Any) -> str:
@@ -315,9 +309,8 @@ def format_value(value: Any) -> str:
     ('1e-05', '"mlp"', '{age = [0, 9], "a b" = ["é"]}')
     """
     if isinstance(value, Mapping):
-        return (
-            "{" + ", ".join(f"{format_key(k)} = {format_value(v)}" for k, v in value.items()) + "}"
-        )
+        pairs = [f"{format_key(key)} = {format_value(item)}" for key, item in value.items()]
+        return "{" + ", ".join(pairs) + "}"
     # Not ASCII, because TOML does not know JSON's escapes beyond the first 65,536 characters.
     text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")
@@ -412,23 +405,18 @@ class Section(BaseModel):
     def _check_conditions(cls, values: Any) -> Any:
         if not isinstance(values, dict):  # an object was checked when it was made
             return values
-        values = {
-            key: _to_plain(value, format_name(cls.title(), key)) for key, value in values.items()
-        }
+        title = cls.title()
+        values = {key: _to_plain(value, title, key) for key, value in values.items()}
         for key, when in cls.conditions():
             chosen = values.get(when.switch, cls.model_fields[when.switch].default)
-            switch = format_name(cls.title(), when.switch)
             if chosen == when.value:
                 if values.get(key) is None:
                     values[key] = when.default
             elif values.get(key) is not None and isinstance(chosen, str | None):
-                where = (
-                    f"without {switch}"
-                    if chosen is None
-                    else f"with {switch} = {format_name(chosen)}"
-                )
+                switch = format_name(title, when.switch)
+                where = f"with {switch} = {format_name(chosen)}" if chosen else f"without {switch}"
                 remedy = f"remove it or choose {when.value}"
-                raise PlanError.no_effect(format_name(cls.title(), key), where, remedy)
+                raise PlanError.no_effect(format_name(title, key), where, remedy)
         return values
 
     def _check_with(self, check: Callable[[], object]) -> None:
@@ -452,7 +440,7 @@ def _list_keys() -> dict[str, list[str]]:
     return {"": ["schema", "noise", "rehearsed", *tables]} | tables
 
 
-def _to_plain(value: Any, name: str) -> Any:
+def _to_plain(value: Any, title: str, key: str) -> Any:
     """Return numpy's arrays and numbers as Python's; refuse integers too long to print."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
@@ -461,8 +449,9 @@ def _to_plain(value: Any, name: str) -> Any:
         item = todo.pop()
         if isinstance(item, list | tuple):
             todo.extend(item)
-        elif isinstance(item, dict) and name not in TABLES:  # a section checks its own values
+        elif isinstance(item, dict) and (title or key not in TABLES):  # a section checks its own
             todo.extend(item.values())
         elif isinstance(item, int) and item.bit_length() > 63:
+            name = format_name(title, key)
             raise PlanError(f"{name} is a number of more than 64 bits; that is no value of a plan")
     return value

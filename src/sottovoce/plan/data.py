@@ -17,7 +17,6 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
-    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
@@ -175,13 +174,9 @@ DATASETS: dict[str, Facts] = {
 }
 
 
-def _validate_columns(value: Any, info: ValidationInfo) -> Columns:
-    return check_columns(value, info.data.get("label"))
-
-
 PublicColumns: TypeAlias = Annotated[
     Columns,
-    PlainValidator(_validate_columns),
+    PlainValidator(lambda value, info: check_columns(value, info.data.get("label"))),
     PlainSerializer(lambda columns: {name: list(spec) for name, spec in columns.items()}),
     WithJsonSchema(
         {

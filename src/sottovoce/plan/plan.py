@@ -101,7 +101,14 @@ class Plan(Section):
         if not isinstance(values, dict):
             return values
         values = _add_defaults(values)
-        return {key: _make_table(key, value) for key, value in values.items()}
+        for key, value in values.items():
+            if key not in TABLES or isinstance(value, TABLES[key]):
+                continue
+            if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+                remedy = f"write [{key}] and its keys below it"
+                raise PlanError(f"{key} must be a table, got {type(value).__name__}; {remedy}")
+            values[key] = TABLES[key](**value)
+        return values
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
@@ -594,15 +601,6 @@ def _add_defaults(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _make_table(key: str, value: Any) -> Any:
-    if key not in TABLES or isinstance(value, TABLES[key]):
-        return value
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        kind = type(value).__name__
-        raise PlanError(f"{key} must be a table, got {kind}; write [{key}] and its keys below it")
-    return TABLES[key](**value)
-
-
 def _explain_keys(table: type[Section], values: Mapping[str, Any]) -> Iterator[str]:
     when = dict(table.conditions())
     for key, schema in table.model_json_schema()["properties"].items():
@@ -633,12 +631,13 @@ def _apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
         if name in TABLES:
             first = next(iter(TABLES[name].model_fields))
             raise PlanError(f"{name} is a section; set one of its keys, as {name}.{first}")
-        table = new.get(section)
+        table, old = new.get(section), values.get(section)
         if isinstance(table, dict) and section in TABLES:
-            for gone in _find_dropped_keys(TABLES[section], key, value, table):
+            for gone in _find_dropped_keys(section, key, value, table):
                 table.pop(gone, None)
-    if any(_changes_rehearsed_key(values, name, value) for name, value in changes.items()):
-        new.pop("rehearsed", None)
+        is_same = isinstance(old, Mapping) and old.get(key) == value
+        if section in ("model", "local", "rounds", "server") and not is_same:
+            new.pop("rehearsed", None)  # the note on what a rehearsal chose is out of date
     # Rounds that are steered by a loss are not forecast.
     is_steered = bool(changes.keys() & {"rounds.beta", "rounds.zeta", "rounds.window"})
     is_steered = is_steered or changes.get("server.signal", "public") != "public"
@@ -655,33 +654,22 @@ def _apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
     return new
 
 
-def _changes_rehearsed_key(values: Mapping[str, Any], name: str, value: Any) -> bool:
-    """Return whether a change concerns what a rehearsal chooses: its note is then out of date."""
-    section, key = split_key(name)
-    table, free = values.get(section), section in ("model", "local", "rounds", "server")
-    return free and not (isinstance(table, Mapping) and table.get(key) == value)
-
-
-def _find_dropped_keys(
-    table: type[Section], key: str, value: Any, old: Mapping[str, Any]
-) -> list[str]:
-    """Return the keys of a table that have no effect after this change."""
-    if table is Privacy and key == "clients":
-        return ["epsilon", "delta"]
-    gone = [k for k, when in table.conditions() if when.switch == key and when.value != value]
-    return gone + (_find_dropped_data_keys(key, value, old) if table is Data else [])
-
-
-def _find_dropped_data_keys(key: str, value: Any, old: Mapping[str, Any]) -> list[str]:
-    if key == "name" and value != (None if "path" in old else old.get("name", "digits")):
-        by_column = ["split"] if "client" in old else []
-        return ["path", *TABLE_KEYS, *by_column, "samples", "validation", "test", "public"]
-    if key == "path" and "path" not in old:
-        return ["name", "samples", "validation", "test", "public"]
-    if key == "client" and "client" not in old:
-        return ["clients", "split", "samples", "labels_per_client", "alpha"]
-    if key == "split":
-        # How many rows fit depends on how they are dealt.
-        resized = ["samples"] if value != old.get("split", "iid") else []
-        return resized + (["client", "evaluation"] if value != "column" else [])
-    return []
+def _find_dropped_keys(section: str, key: str, value: Any, old: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a section that have no effect after this change."""
+    conditions = TABLES[section].conditions()
+    gone = [k for k, when in conditions if when.switch == key and when.value != value]
+    match section, key:
+        case "privacy", "clients":
+            gone = ["epsilon", "delta"]
+        case "data", "name" if value != (None if "path" in old else old.get("name", "digits")):
+            gone += ["path", *TABLE_KEYS, "samples", "validation", "test", "public"]
+            gone += ["split"] if "client" in old else []
+        case "data", "path" if "path" not in old:
+            gone += ["name", "samples", "validation", "test", "public"]
+        case "data", "client" if "client" not in old:
+            gone += ["clients", "split", "samples", "labels_per_client", "alpha"]
+        case "data", "split":
+            # How many rows fit depends on how they are dealt.
+            gone += ["samples"] if value != old.get("split", "iid") else []
+            gone += ["client", "evaluation"] if value != "column" else []
+    return gone
