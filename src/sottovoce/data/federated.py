@@ -201,6 +201,8 @@ class Given:
     validation: Pair | None = None
     test: Pair | None = None
     person: ArrayLike | None = None  # the person of each row of a pair, by any id
+    client: ArrayLike | None = None  # the client of each row, in a file; else rows are dealt
+    classes: tuple[str, ...] = ()  # that are declared
 
 
 @dataclass(frozen=True, eq=False)
@@ -429,20 +431,23 @@ def _deal_dataset(plan: Plan, seed: int) -> Holdings:
             "model.loss", plan.model.loss, f"absent with data.name = {plan.data.name}", remedy
         )
     arrays = datasets.load(str(plan.data.name))
-    own_test, sizes = len(arrays.test_y), (int(plan.data.validation), int(plan.data.test))
-    dealt = _split_rows(plan, seed, arrays.train_y, *sizes, own_test)
     train = Samples(arrays.train_x, arrays.train_y)
-    test = Samples(arrays.test_x, arrays.test_y)
-    return _make_holdings(dealt, train, test, arrays.shape, Classes(arrays.classes))
+    own_test = Samples(arrays.test_x, arrays.test_y) if plan.data.test == 0 else None
+    shape, classes = arrays.shape, Classes(arrays.classes)
+    return _deal_samples(plan, seed, train, shape, classes, None, own_test)
 
 
 def _deal_table(plan: Plan, seed: int) -> Holdings:
     table = tables.read_table(tables.Source(**plan.data.table(), target=plan.regression))
-    layout = table.layout
-    steering, tested = (_read_evaluation_file(plan, key, layout) for key in PUBLIC_SETS)
-    rows, classes = Samples(table.x, table.y, table.cut), Classes(len(layout.classes))
-    who, shape = (table.owner, table.person), rows.x.shape[1:]
-    held = _deal_samples(plan, seed, rows, shape, classes, steering, tested, *who)
+    layout, public = table.layout, dict[str, Samples]()
+    for key in PUBLIC_SETS:
+        if isinstance(file := getattr(plan.data, key), str):
+            rows = tables.read_rows(file, layout, labels=True, key=f"data.{key}")
+            public[key] = Samples(rows.x, rows.y, rows.cut)
+    steering, tested = (public.get(key) for key in PUBLIC_SETS)
+    train, classes = Samples(table.x, table.y, table.cut), Classes(len(layout.classes))
+    who, shape = (table.owner, table.person), train.x.shape[1:]
+    held = _deal_samples(plan, seed, train, shape, classes, steering, tested, *who)
     return replace(held, layout=layout, names=table.clients)
 
 
@@ -450,31 +455,20 @@ def _deal_array_file(plan: Plan, seed: int) -> Holdings:
     """Deal the rows of an .npz or .npy file like arrays given from Python."""
     data, label = plan.data, str(plan.data.label)
     arrays = read_array_file(str(data.path), label, data.client, data.person)
-    target = plan.regression
-    train, shape = _check_pair("data", (arrays["x"], arrays["y"]), target=target)
-    public: dict[str, Samples] = {}
+    public: dict[str, Any] = {}
     for key in PUBLIC_SETS:
         if isinstance(file := getattr(data, key), str):
             other = read_array_file(file, label, key=f"data.{key}")
-            pair = other["x"], other["y"]
-            public[key] = _check_pair(f"data.{key}", pair, shape, target=target)[0]
-    declared = tuple(map(str, data.columns[label])) if data.columns and not target else ()
-    classes = Classes(len(declared), declared)
-    if not declared:
-        classes = _find_classes([*public.values()] or [train], target)
-    public = {key: _encode_samples(rows, classes, f"data.{key}") for key, rows in public.items()}
-    owner, names = None, tuple[str, ...]()
-    if data.client is not None:
-        clients = read_labels("data.client", arrays["client"])
-        if clients.shape != train.y.shape:
-            raise InputError.of("data.client", clients.shape, f"{len(train.y)} names", "one a row")
-        names = tuple(tables.sort_texts(map(str, np.unique(clients).tolist())))
-        owner = Classes(len(names), names).encode(clients, "data.client")
-    train = _encode_samples(train, classes, "data")
-    ids = _check_ids(arrays.get("person"), len(train.y))
-    steering, tested = (public.get(key) for key in PUBLIC_SETS)
-    held = _deal_samples(plan, seed, train, shape, classes, steering, tested, owner, ids)
-    return replace(held, names=names, counted=not (public or declared))
+            public[key] = other["x"], other["y"]
+    has_classes = data.columns and plan.regression is None
+    given = Given(
+        (arrays["x"], arrays["y"]),
+        **public,
+        person=arrays.get("person"),
+        client=arrays.get("client"),
+        classes=tuple(map(str, data.columns[label])) if data.columns and has_classes else (),
+    )
+    return _deal_arrays(plan, given, seed, prefix="data.")
 
 
 def read_array_file(
@@ -547,37 +541,40 @@ def _number_persons(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.in
     return first[order], rank[person.reshape(-1)]
 
 
-def _read_evaluation_file(plan: Plan, key: str, layout: tables.Layout) -> Samples | None:
-    """Return the rows of an evaluation file; None where rows are taken from the table."""
-    wanted = getattr(plan.data, key)
-    if not isinstance(wanted, str):
-        return None
-    rows = tables.read_rows(wanted, layout, labels=True, key=f"data.{key}")
-    return Samples(rows.x, rows.y, rows.cut)
-
-
 def _count_rows(wanted: int | float, rows: int) -> int:
     """Return a number of rows, at least one; a float is a fraction of all rows."""
     return wanted if isinstance(wanted, int) else max(1, round(wanted * rows))
 
 
-def _deal_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
-    if is_streamed(data.train[0]):
+def _deal_arrays(plan: Plan, data: Given, seed: int, prefix: str = "") -> Holdings:
+    """Deal one pair; `prefix` is that of the names in errors where it comes from a file."""
+    stream, target = not prefix and is_streamed(data.train[0]), plan.regression
+    if stream:
         _require_streamable(plan)
-    target = plan.regression
-    train, shape = _check_pair("data", data.train, stream=True, target=target)
-    validation = _check_evaluation("validation", data.validation, shape, target)
-    test = _check_evaluation("test", data.test, shape, target)
+    train, shape = _check_pair("data", data.train, stream=stream, target=target)
+    validation = _check_evaluation(f"{prefix}validation", data.validation, shape, target)
+    test = _check_evaluation(f"{prefix}test", data.test, shape, target)
     public = [samples for samples in (validation, test) if samples is not None]
-    classes = _find_classes(public or [train], target)
+    classes = Classes(len(data.classes), data.classes)
+    if not data.classes:
+        classes = _find_classes(public or [train], target)
     train = _encode_samples(train, classes, "data")
-    validation = validation and _encode_samples(validation, classes, "validation")
-    test = test and _encode_samples(test, classes, "test")
+    validation = validation and _encode_samples(validation, classes, f"{prefix}validation")
+    test = test and _encode_samples(test, classes, f"{prefix}test")
+    owner, names = None, tuple[str, ...]()
+    if data.client is not None:
+        clients = read_labels("data.client", data.client)
+        if clients.shape != train.y.shape:
+            raise InputError.of("data.client", clients.shape, f"{len(train.y)} names", "one a row")
+        names = tuple(tables.sort_texts(map(str, np.unique(clients).tolist())))
+        owner = Classes(len(names), names).encode(clients, "data.client")
+    if is_stored(train.x) and data.person is not None:
+        raise InputError("person has no effect on streamed rows; bring them into memory first")
     person = _check_persons(plan, data, len(train.y))
     if is_stored(train.x) and plan.data.split == "order" and not plan.data.public:
         return _deal_in_order(plan, train, validation, test, shape, classes)
-    held = _deal_samples(plan, seed, train, shape, classes, validation, test, person=person)
-    return replace(held, counted=not public)
+    held = _deal_samples(plan, seed, train, shape, classes, validation, test, owner, person)
+    return replace(held, names=names, counted=not (public or data.classes))
 
 
 def _check_persons(plan: Plan, data: Given, rows: int) -> NDArray[Any] | None:
@@ -589,18 +586,13 @@ def _check_persons(plan: Plan, data: Given, rows: int) -> NDArray[Any] | None:
                 "id for each row"
             )
         return None
-    if is_streamed(data.train[0]):
-        raise InputError("person has no effect on streamed rows; bring them into memory first")
     if plan.data.public is not None:
         raise InputError(
             f"data.public must be absent with person ids, got {plan.data.public!r:.60}; the first "
             "rows may be of persons whom clients hold, too; give validation=(X, y)"
         )
-    return _check_ids(np.asarray(data.person), rows)
-
-
-def _check_ids(ids: NDArray[Any] | None, rows: int) -> NDArray[Any] | None:
-    if ids is not None and (ids.shape != (rows,) or not has_ids(ids)):
+    ids = np.asarray(data.person)
+    if ids.shape != (rows,) or not has_ids(ids):
         bound = f"({rows},), numbers or texts without gaps"
         raise InputError.of("person", ids.shape, bound, "give one id for each row")
     return ids
@@ -853,9 +845,8 @@ def _check_pair(
 ) -> tuple[Samples, tuple[int, ...]]:
     try:
         rows, labels = pair
-        stored = stream and is_streamed(rows)
-        x = rows if stored else as_samples(rows)
-        y = labels if stored and is_streamed(labels) else np.asarray(labels)
+        x = rows if stream else as_samples(rows)
+        y = labels if stream and is_streamed(labels) else np.asarray(labels)
     except (TypeError, ValueError):
         remedy = "rows of numbers and their labels"
         raise InputError.of(name, type(pair).__name__, "a pair (X, y) of arrays", remedy) from None
@@ -869,13 +860,13 @@ def _check_pair(
     if target is not None:
         y_rows: Any = _read_numbers(f"{name} targets", y, target)
         cut = target.find_cut(y)
-    elif stored and whole and Stored.of(y, np.int32).min() == 0:
+    elif stream and whole and Stored.of(y, np.int32).min() == 0:
         y_rows = Stored.of(y, np.int32)
     else:
         y_rows = read_labels(f"{name} labels", y)
         if y.dtype.kind in "fiu":
             tables.refuse_measurement(f"{name} labels", y)
-    if stored:
+    if stream:
         return _make_samples(Stored.of(x, np.float32), y_rows, cut), tuple(x.shape[1:])
     require_finite(x, 0, name)
     return Samples(x.reshape(len(x), -1), y_rows, cut), x.shape[1:]
