@@ -58,15 +58,15 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LONGEST = 200  # characters of one value: a plan may hold a list with a budget for every client
 
 
-def format_number(value: float, digits: int = 4) -> str:
-    """Return a number with at most so many digits; a dash for NaN and infinities.
+def format_number(value: float | None, digits: int = 4) -> str:
+    """Return a number with at most so many digits; a dash for None, NaN and infinities.
 
     >>> [format_number(value) for value in (8.0, 0.0301234, 1e-5, 2.5e-7, float("nan"))]
     ['8', '0.03012', '10⁻⁵', '2.5 × 10⁻⁷', '–']
     >>> format_number(12345.0), format_number(1e300), format_number(108.2, 2)
     ('12,345', '10³⁰⁰', '108')
     """
-    if not math.isfinite(value):
+    if value is None or not math.isfinite(value):
         return "–"
     size = abs(value)
     if value == 0 or 1e-3 <= size < 1e9:
@@ -79,25 +79,27 @@ def format_number(value: float, digits: int = 4) -> str:
     return power if mantissa == "1" else f"{mantissa} × {power}"
 
 
-def format_ceiling(value: float, digits: int = 4) -> str:
+def format_ceiling(value: float | None, digits: int = 4) -> str:
     """Return a claimed ε or δ as a number that is rounded up, so that what is printed holds.
 
     >>> [format_ceiling(value) for value in (25.3312, 8.0, 1.0004e-5, 12345.1, float("nan"))]
     ['25.34', '8', '1.001 × 10⁻⁵', '12,346', '–']
     """
-    if not math.isfinite(value):
+    if value is None or not math.isfinite(value):
         return "–"
     whole = len(str(int(abs(value)))) if abs(value) < 1e9 else 0
     return format_number(float(format_claim(value, max(digits, whole))), digits)
 
 
-def format_percent(fraction: float, digits: int = 1) -> str:
-    """Return a share in per cent; a dash for NaN.
+def format_percent(fraction: float | None, digits: int = 1) -> str:
+    """Return a share in per cent; a dash for None and NaN.
 
     >>> format_percent(0.9134) == "91.3\\N{NO-BREAK SPACE}%", format_percent(float("nan"))
     (True, '–')
     """
-    return f"{100 * fraction:.{digits}f}\u00a0%" if math.isfinite(fraction) else "–"
+    if fraction is None or not math.isfinite(fraction):
+        return "–"
+    return f"{100 * fraction:.{digits}f}\u00a0%"
 
 
 def format_duration(seconds: float) -> str:
@@ -144,13 +146,13 @@ def format_value(thing: Any) -> str:
     return text[:_LONGEST] + "…" + many
 
 
-def format_whole(n: float) -> str:
-    """Return a whole number with commas between its thousands, or a dash for NaN.
+def format_whole(n: float | None) -> str:
+    """Return a whole number with commas between its thousands, or a dash for None and NaN.
 
     >>> format_whole(12000), format_whole(float("nan"))
     ('12,000', '–')
     """
-    return f"{n:,.0f}" if math.isfinite(n) else "–"
+    return "–" if n is None or not math.isfinite(n) else f"{n:,.0f}"
 
 
 def format_count(n: int, noun: str) -> str:

@@ -65,33 +65,28 @@ class Clients:
     participations: Floats
     capacity: Floats
     spent: Floats
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    @property
-    def used(self) -> Floats:
-        """The part of each tank that is spent, from 0 to 1; NaN where a client keeps it."""
-        with np.errstate(over="ignore"):
-            return np.asarray(np.clip(self.spent / self.capacity, 0.0, 1.0), dtype=np.float64)
+    used: Floats  # the part of each tank that is spent, from 0 to 1; NaN where a client keeps it
 
 
 @dataclass(frozen=True)
 class CheckedRun:
     """One run. `loss` and `accuracy` have one value more than there are rounds: before the first.
 
-    `cohorts` is None where the record leaves them out, `clients` and `trace` where there are none.
+    `clients` is None where there are none.
     """
 
     record: Record
     guarantee: GuaranteeEntry  # ε and δ are NaN where every client keeps its budget to itself
+    disclosed: bool  # whether a client discloses its budget, so that there is an ε to state
     loss: Floats
     accuracy: Floats
     score: Floats  # the plan's metric, NaN where the record does not have it by round
+    used: int  # rounds
+    planned: int  # T₀: the rounds of the plan, or else the horizon of the first round
     horizon: NDArray[np.int64]
     next_horizon: NDArray[np.int64]
+    triggers: NDArray[np.int64]  # rounds done when the horizon shrank
     sigma: Floats  # one row a round: least, median, most
-    cohorts: list[NDArray[np.int64]] | None
     fairness: dict[str, Any]
     confusion: NDArray[np.int64] | None  # [true class, class it was taken for]
     clients: Clients | None
@@ -110,84 +105,52 @@ class CheckedRun:
         """
         parsed = record if isinstance(record, Record) else Record.parse(record)
         try:
-            run = cls._convert(parsed, dict(trace or {}))
-            run._check()
+            return cls._convert(parsed, dict(trace or {}))
         except KeyError as error:
             raise RunError(f"record.json is damaged, it lacks {error}; {AGAIN}") from error
         except (TypeError, ValueError, OverflowError, IndexError) as error:
             raise RunError(
                 f"record.json or trace.npz is damaged ({why(error)}); {AGAIN}"
             ) from error
-        return run
 
     @classmethod
     def _convert(cls, record: Record, trace: dict[str, Any]) -> Self:
-        rounds, result = record.rounds, record.result
-        states = [record.initial, *rounds]
-        spreads = [entry["sigma"] for entry in rounds]
-        cohorts = [np.array(entry["cohort"], np.int64) for entry in rounds if "cohort" in entry]
+        rounds, guarantee = record.rounds, record.guarantee or _replace_guarantee(record)
+        epsilon, delta = guarantee["epsilon"], guarantee["delta"]
+        if record.guarantee is not None and not (1e-6 <= epsilon <= 1e13 and 0 < delta < 1):
+            raise ValueError(f"({epsilon}, {delta}) is no (ε, δ)")
+        clients = _convert_clients(record.clients, trace)
+        if clients is not None:
+            _check_shapes(rounds, trace, len(clients.samples))
+        confusion = np.array(record.result.get("confusion", np.zeros((0, 0))), dtype=np.int64)
+        if confusion.ndim != 2 or confusion.shape[0] != confusion.shape[1]:
+            raise ValueError(f"the confusion matrix has shape {confusion.shape}")
+        states, spreads = [record.initial, *rounds], [entry["sigma"] for entry in rounds]
+        horizon = np.array([entry["horizon"] for entry in rounds], np.int64)
+        # The rule is applied after the last round too, where it may end below the rounds done.
+        next_horizon = np.array([max(e["next_horizon"], e["t"] + 1) for e in rounds], np.int64)
+        planned = record.plan["rounds"].get("rounds")
+        if not isinstance(planned, int):
+            planned = int(horizon[0]) if rounds else 0
         return cls(
             record=record,
-            guarantee=record.guarantee or _replace_guarantee(record),
+            guarantee=guarantee,
+            disclosed=record.guarantee is not None,
             loss=_column(states, "validation_loss"),
             accuracy=_column(states, "validation_accuracy"),
-            horizon=np.array([entry["horizon"] for entry in rounds], np.int64),
             score=_restore_scores(record),
-            # The rule is applied after the last round too, where it may end below the rounds done.
-            next_horizon=np.array(
-                [max(entry["next_horizon"], entry["t"] + 1) for entry in rounds], np.int64
-            ),
+            used=len(rounds),
+            planned=planned,
+            horizon=horizon,
+            next_horizon=next_horizon,
+            triggers=np.flatnonzero(next_horizon < horizon) + 1,
             sigma=np.stack([_column(spreads, key) for key in ("min", "median", "max")], axis=1),
-            cohorts=cohorts if len(cohorts) == len(rounds) else None,
-            fairness=_convert_fairness(result.get("fairness")),
-            confusion=_convert_confusion(result.get("confusion")),
-            clients=_convert_clients(record.clients, trace),
+            fairness=_convert_fairness(record.result.get("fairness")),
+            confusion=confusion if confusion.size else None,
+            clients=clients,
             who=_identify_clients(record.clients, rounds),
             trace=trace,
         )
-
-    def _check(self) -> None:
-        """Refuse figures that do not belong together."""
-        epsilon, delta = self.guarantee["epsilon"], self.guarantee["delta"]
-        if self.disclosed and not (1e-6 <= epsilon <= 1e13 and 0 < delta < 1):
-            raise ValueError(f"({epsilon}, {delta}) is no (ε, δ)")
-        if self.clients is None:
-            return
-        many = len(self.clients)
-        if any(cohort.size and cohort.max() >= many for cohort in self.cohorts or ()):
-            raise ValueError(f"a cohort names a client beyond the {many} there are")
-        for name in ("sigma", "mu2"):
-            found = np.shape(self.trace[name]) if name in self.trace else (self.used, many)
-            if found != (self.used, many):
-                raise ValueError(f"{name} of trace.npz has shape {found}, not {self.used, many}")
-
-    @property
-    def disclosed(self) -> bool:
-        """Whether a client discloses its budget, so that there is an ε to state."""
-        return self.record.guarantee is not None
-
-    @property
-    def used(self) -> int:
-        """Rounds used."""
-        return len(self.horizon)
-
-    @property
-    def planned(self) -> int:
-        """T₀: the rounds of the plan, or else the horizon of the first round."""
-        rounds = self.section("rounds").get("rounds")
-        if isinstance(rounds, int):
-            return rounds
-        return int(self.horizon[0]) if self.used else 0
-
-    @property
-    def triggers(self) -> NDArray[np.int64]:
-        """Rounds done when the horizon shrank."""
-        return np.flatnonzero(self.next_horizon < self.horizon) + 1
-
-    def section(self, name: str) -> dict[str, Any]:
-        """A section of the plan, empty if the plan has none."""
-        section = self.record.plan.get(name)
-        return section if isinstance(section, dict) else {}
 
     def charges(self) -> Iterator[Floats] | None:
         """What every client was charged (μ²), round by round; None without a trace.
@@ -215,7 +178,7 @@ class CheckedRun:
         known = np.isfinite(self.clients.capacity)
         if not known.any():
             return None
-        nothing = np.zeros(len(self.clients))
+        nothing = np.zeros(len(self.clients.spent))
         rows = []
         with np.errstate(over="ignore", divide="ignore"):  # σ = 0 empties a tank at once
             spent = np.maximum(self.clients.spent - sum(forwards, start=nothing), 0.0)
@@ -256,13 +219,13 @@ def read_run(folder: Path) -> CheckedRun:
     return CheckedRun.of(record, trace)
 
 
-def _convert_confusion(counts: list[list[int]] | None) -> NDArray[np.int64] | None:
-    if counts is None:
-        return None
-    table = np.array(counts, dtype=np.int64)
-    if table.ndim != 2 or table.shape[0] != table.shape[1]:
-        raise ValueError(f"the confusion matrix has shape {table.shape}")
-    return table
+def _check_shapes(rounds: list[RoundEntry], trace: Mapping[str, Any], many: int) -> None:
+    """Refuse a client beyond those there are, and a trace of other rounds or clients."""
+    if any(max(entry.get("cohort", ()), default=0) >= many for entry in rounds):
+        raise ValueError(f"a cohort names a client beyond the {many} there are")
+    for name in {"sigma", "mu2"} & trace.keys():
+        if (found := np.shape(trace[name])) != (len(rounds), many):
+            raise ValueError(f"{name} of trace.npz has shape {found}, not {len(rounds), many}")
 
 
 def _convert_fairness(fairness: Fairness | None) -> dict[str, Any]:
@@ -271,30 +234,31 @@ def _convert_fairness(fairness: Fairness | None) -> dict[str, Any]:
         return {}
     if not fairness["shown"]:
         return {"why": fairness["why"]}
-    accuracy, groups = fairness["accuracy"], fairness["by_budget"]
+    spread: Mapping[str, Any] = fairness["accuracy"]
     return {
         "clients": fairness["clients"],
-        "spread": {key: _to_float(accuracy[key]) for key in ("min", "q1", "median", "q3", "max")},
-        "groups": [{**group, "accuracy": _to_float(group["accuracy"])} for group in groups],
+        "spread": [spread[key] for key in ("min", "q1", "median", "q3", "max")],
+        "groups": fairness["by_budget"],
         "by_client": fairness.get("by_client", []),
     }
 
 
 def _convert_clients(entries: list[ClientEntry] | None, trace: Mapping[str, Any]) -> Clients | None:
-    names = [field.name for field in fields(Clients)]
+    names = [field.name for field in fields(Clients) if field.name != "used"]
     if entries is not None:
-        columns = [_column(entries, name) for name in names]
+        columns = {name: _column(entries, name) for name in names}
     elif all(f"clients_{name}" in trace for name in names):
-        columns = [np.asarray(trace[f"clients_{name}"], dtype=np.float64) for name in names]
+        columns = {name: np.asarray(trace[f"clients_{name}"], np.float64) for name in names}
     else:
         return None
-    if len({column.shape for column in columns}) != 1 or not len(columns[0]):
+    capacity, spent = columns["capacity"], columns["spent"]
+    if len({column.shape for column in columns.values()}) != 1 or not len(capacity):
         raise ValueError("clients must be at least one, each with all of its figures")
-    clients = Clients(*columns)
-    hidden = np.isnan(clients.capacity) & np.isnan(clients.spent) & np.isnan(clients.epsilon)
-    if not np.all(hidden | ((clients.capacity > 0) & (clients.spent >= 0))):
+    hidden = np.isnan(capacity) & np.isnan(spent) & np.isnan(columns["epsilon"])
+    if not np.all(hidden | ((capacity > 0) & (spent >= 0))):
         raise ValueError("every client needs a capacity > 0, of which it has spent ≥ 0")
-    return clients
+    with np.errstate(over="ignore"):
+        return Clients(**columns, used=np.clip(spent / capacity, 0.0, 1.0))
 
 
 def _identify_clients(
@@ -310,15 +274,7 @@ def _identify_clients(
                    for (name, reason), n in absences.items() if name == entry["name"]]  # fmt: skip
         if "limited" in entry:
             remarks.append(entry["limited"])
-        found.append(
-            {
-                "name": entry["name"],
-                "key": entry.get("key") or "–",
-                "version": entry.get("version") or "–",
-                "counted": _to_float(entry.get("counted")),  # samples that its uploads count for
-                "remarks": "; ".join(remarks),
-            }
-        )
+        found.append({**entry, "remarks": "; ".join(remarks)})
     return found
 
 
@@ -340,7 +296,7 @@ def _replace_guarantee(record: Record) -> GuaranteeEntry:
 def _restore_scores(record: Record) -> Floats:
     """Return the plan's metric before the first and after every round, on the validation rows."""
     metric, states = record.plan.get("metric"), [record.initial, *record.rounds]
-    if metric not in metrics.TITLES or record.plan.get("server", {}).get("signal") != "public":
+    if metric not in metrics.TITLES or record.plan["server"].get("signal") != "public":
         return np.full(len(states), math.nan)
     target = None if record.model is None else record.model.get("target")
     unit = 1.0 if target is None else (target["high"] - target["low"]) / 2
@@ -415,7 +371,9 @@ def _render(run: CheckedRun) -> str:
         leaks=[NOT_COVERED[code] for code in LEAKS if code in codes],
         tighter=count_tighter_budgets(run),
         kind="training data" if {*TRAINING_ONLY} & {*codes} else "data",
-        used=float(np.nanmax(run.clients.used)) if run.clients and run.disclosed else None,
+        used=None
+        if run.clients is None or not run.disclosed
+        else float(np.nanmax(run.clients.used)),
         attacker=attacker if run.disclosed else None,
         this_run_only=bool({*THIS_RUN_ONLY} & {*codes}),
         not_covered=[NOT_COVERED.get(code, code) for code in codes],
@@ -442,7 +400,7 @@ def choose_banner(noise: str, not_covered: Sequence[str]) -> str:
 
 def describe_run(run: CheckedRun) -> str:
     """Return status, accuracy, data and model, rounds and ε in one sentence."""
-    data, model = run.section("data"), run.section("model")
+    data, model = run.record.plan["data"], run.record.plan["model"]
     guarantee, result = run.guarantee, run.record.result
     dataset = str(data.get("name") or Path(data.get("path") or "your data").name)
     name = model.get("name")
@@ -465,7 +423,7 @@ def describe_run(run: CheckedRun) -> str:
     if "headline" in result:
         reached, _, but = result["headline"]["text"].replace("%", "\u00a0%").partition(", but ")
         caveat = f" {but[:1].upper()}{but[1:]}." if but else ""
-    elif np.isfinite(accuracy := _to_float(result["test_accuracy"])):
+    elif (accuracy := result["test_accuracy"]) is not None:
         reached = f"{format_percent(accuracy)} test accuracy"
     else:
         reached = "no test accuracy"
@@ -474,9 +432,11 @@ def describe_run(run: CheckedRun) -> str:
 
 
 def _list_tiles(run: CheckedRun) -> list[tuple[str, str]]:
-    clients = len(run.clients) if run.clients is not None else run.section("data").get("clients")
+    clients = run.record.plan["data"].get("clients")
+    if run.clients is not None:
+        clients = len(run.clients.samples)
     result = run.record.result
-    head = [("test accuracy", format_percent(_to_float(result["test_accuracy"])))]
+    head = [("test accuracy", format_percent(result["test_accuracy"]))]
     if "headline" in result:
         name = result["headline"]["metric"]
         value, baseline = _format_pair(name, result["headline"])
@@ -485,7 +445,7 @@ def _list_tiles(run: CheckedRun) -> list[tuple[str, str]]:
         *head,
         (
             "test loss" + ", before calibration" * ("calibration" in result),
-            format_number(_to_float(result["test_loss"]), 3),
+            format_number(result["test_loss"], 3),
         ),
         (f"rounds used of at most {run.planned:,}", f"{run.used:,}"),
         ("clients", f"{clients:,}" if isinstance(clients, int) else "–"),
@@ -510,7 +470,7 @@ def find_asked_epsilon(run: CheckedRun) -> float | None:
     """Return the largest ε that was asked for, if another one holds (`paper` only)."""
     if run.guarantee["calibration"] != "paper":
         return None
-    asked = run.section("privacy").get("epsilon")
+    asked = run.record.plan["privacy"].get("epsilon")
     if run.clients is not None:
         asked = float(np.nanmax(run.clients.epsilon))
     elif isinstance(asked, bool) or not isinstance(asked, int | float):
@@ -524,19 +484,21 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
     if run.used:
         marked = " Dotted lines: T shrank." if 0 < len(run.triggers) <= 60 else ""
         watched = "On unprotected records."
-        if run.section("rounds").get("schedule") == "discounted":
+        if run.record.plan["rounds"].get("schedule") == "discounted":
             watched = "What the schedule watches."
-        if run.section("data").get("validation") == 0:
+        if run.record.plan["data"].get("validation") == 0:
             watched = (
                 "On the test rows, which steer this run as in the paper: the test is no fresh one."
             )
-        elif "metric" in run.record.plan and run.section("server").get("signal") == "public":
+        elif "metric" in run.record.plan and run.record.plan["server"].get("signal") == "public":
             metric = metrics.TITLES[run.record.plan["metric"]].removeprefix("test ")
             watched = f"The plan is judged by {metric} on the same rows instead."
         drawn.append(("Validation loss", watched + marked, charts.draw_loss(run)))
         sigma = "Standard deviation on one coordinate of one upload."
         spent = [] if run.clients is None else [run.clients.participations, run.clients.spent]
-        if (ratio := find_multiplier(run.section("privacy"), zip(*spent, strict=True))) is not None:
+        if (
+            ratio := find_multiplier(run.record.plan["privacy"], zip(*spent, strict=True))
+        ) is not None:
             sigma += f" Noise multiplier σ/Δ (one turn, median client): {ratio:.3g}."
         drawn += [
             *_draw_accuracy(run, marked),
@@ -567,7 +529,7 @@ def _draw_accuracy(run: CheckedRun, marked: str) -> list[tuple[str, str, str]]:
 
 
 def _describe_horizon(run: CheckedRun) -> str:
-    times, rounds = len(run.triggers), run.section("rounds")
+    times, rounds = len(run.triggers), run.record.plan["rounds"]
     if rounds.get("schedule") == "forecast":
         found = run.record.result.get("forecast", {"step": 1.0})  # older records tell no step
         return (
@@ -602,10 +564,10 @@ def _list_metrics(run: CheckedRun) -> list[list[str]]:
             *_format_pair(name, entry),
             _format_pair(name, entry | {"value": entry["error"]})[0].replace("%", "points")
             if name in metrics.SHARES
-            else format_number(_to_float(entry["error"]), 2),
+            else format_number(entry["error"], 2),
         ]
         if name in metrics.TITLES
-        else [f"{name} (given from Python)", format_number(_to_float(entry["value"])), "–", "–"]
+        else [f"{name} (given from Python)", format_number(entry["value"]), "–", "–"]
         for name, entry in result.get("metrics", {}).items()
     ]
 
@@ -615,7 +577,8 @@ def _has_unequal_classes(run: CheckedRun) -> bool:
     share = run.record.result.get("metrics", {}).get("accuracy", {"baseline": None})["baseline"]
     classes = 0 if run.confusion is None else len(run.confusion)
     weighted = (
-        "class_weights" in run.section("model") or run.section("local").get("unit") == "person"
+        "class_weights" in run.record.plan["model"]
+        or run.record.plan["local"].get("unit") == "person"
     )
     return not weighted and classes > 1 and metrics.is_unequal(_to_float(share), classes)
 
@@ -715,7 +678,7 @@ def _list_results(run: CheckedRun) -> list[list[str]]:
             entry.get("name", f"{entry['client']}"),
             format_whole(entry["rows"]),
             *_format_pair(run.record.result["headline"]["metric"], entry),
-            format_percent(_to_float(entry["accuracy"])),
+            format_percent(entry["accuracy"]),
         ]
         for entry in run.fairness.get("by_client", ())
     ]
@@ -723,9 +686,7 @@ def _list_results(run: CheckedRun) -> list[list[str]]:
 
 def _list_clients(run: CheckedRun) -> list[tuple[Any, ...]]:
     """Return one row a client: its name or number, its figures, and the part that is spent."""
-    clients = run.clients
-    if clients is None or len(clients) > _MOST_LISTED:
+    if run.clients is None or len(run.clients.samples) > _MOST_LISTED:
         return []
-    names = [who["name"] for who in run.who] or range(len(clients))
-    columns = (getattr(clients, field.name) for field in fields(Clients))
-    return list(zip(names, *columns, clients.used, strict=True))
+    names = [who["name"] for who in run.who] or range(len(run.clients.samples))
+    return list(zip(names, *vars(run.clients).values(), strict=True))
