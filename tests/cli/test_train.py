@@ -15,13 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce import reports
 from sottovoce.cli.train import IN_SIMULATION_ONLY, SECURE, _describe_run, train
 from sottovoce.data import datasets
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS, SplitKind
 from sottovoce.plan.sections import Model
-from sottovoce.reports import progress
+from sottovoce.reports import progress, run
 from sottovoce.reports.progress import SIMULATED
 from support.command_line import run_command as sottovoce
 
@@ -297,7 +296,7 @@ def test_interrupted_after_its_last_round_it_says_how_to_see_the_page(
         if len(drawn) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(reports, "write_report", draw)
+    monkeypatch.setattr(run, "write_report", draw)
     folder = tmp_path / "a run"
     with pytest.raises(KeyboardInterrupt):
         train(None, ["rounds.rounds=1", "rounds.schedule=fixed"], out=folder, quiet=True)

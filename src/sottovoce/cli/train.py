@@ -66,7 +66,7 @@ def train(
     trackers = [Tracker(name, plan.to_dict(), folder) for name in log]
 
     # JAX takes a second to load, so it is loaded only now, after a bad plan was refused.
-    from sottovoce import reports
+    from sottovoce.reports.run import write_report
     from sottovoce.simulation import simulate as engine
 
     forecasts = plan.rounds.schedule == "forecast" and not resume
@@ -89,11 +89,11 @@ def train(
                 done = engine.simulate(
                     plan, seed=seed, out=folder, on_round=show_round, callbacks=trackers
                 )
-        page = reports.write_report(folder)
+        page = write_report(folder)
     except KeyboardInterrupt:
         if (folder / "record.json").exists():
             print(checkpoint.describe_stop(folder, "train"), file=sys.stderr, flush=True)
-            reports.write_report(folder)
+            write_report(folder)
         raise
     if as_json:
         print(json.dumps(done.record, ensure_ascii=False))

@@ -123,32 +123,18 @@ _HUGE = 1e100  # beyond this an axis cannot be ruled; such a loss has diverged a
 
 def draw_loss(run: CheckedRun) -> Markup:
     """Draw the validation loss before the first and after every round."""
-
-    def paint(ax: Any) -> None:
-        values = _drop_huge(run.loss)
-        _draw_curve(ax, values, BLUE)
-        _mark_triggers(ax, run)
-        _set_log_if_wide(ax, values)
-        ax.set(xlabel="rounds done", ylabel="validation loss")
-        _note_missing_values(ax, values)
-
-    return draw_axes(
-        "loss", "Validation loss over the rounds. " + _describe_ends(run.loss, "{:.3g}"), paint
-    )
+    label = "Validation loss over the rounds. " + _describe_ends(run.loss, "{:.3g}")
+    values = _drop_huge(run.loss)
+    return _draw_course("loss", label, run, values, "validation loss", may_be_log=True)
 
 
 def draw_score(run: CheckedRun, title: str, metric: str, values: Floats) -> Markup:
     """Draw a metric on the validation rows, shares of rows in per cent."""
     in_percent = metric in ("accuracy", "balanced_accuracy")
-
-    def paint(ax: Any) -> None:
-        _draw_curve(ax, (100 if in_percent else 1) * _drop_huge(values), BLUE)
-        _mark_triggers(ax, run)
-        ax.set(xlabel="rounds done", ylabel=title[:1].lower() + title[1:] + " (%)" * in_percent)
-        _note_missing_values(ax, values)
-
     ends = _describe_ends(values, "{:.1%}" if in_percent else "{:.3g}")
-    return draw_axes("accuracy", f"{title} over the rounds. {ends}", paint)
+    shown = (100 if in_percent else 1) * _drop_huge(values)
+    axis = title[:1].lower() + title[1:] + " (%)" * in_percent
+    return _draw_course("accuracy", f"{title} over the rounds. {ends}", run, shown, axis)
 
 
 def draw_horizon(run: CheckedRun) -> Markup:
@@ -174,35 +160,64 @@ def draw_horizon(run: CheckedRun) -> Markup:
 
 def draw_noise(run: CheckedRun) -> Markup:
     """Draw σ of one coordinate of one upload: a band over the clients, a line at the median."""
-
-    def paint(ax: Any) -> None:
-        values = _drop_huge(run.sigma)
-        _draw_band(ax, np.arange(1.0, run.used + 1), values, ORANGE, step="mid")
-        _mark_triggers(ax, run)
-        _set_log_if_wide(ax, values)
-        known = values[np.isfinite(values)]
-        if known.size and np.ptp(known) < 0.25 * known.max():  # else little fills the picture
-            ax.set_ylim(0, 2 * float(known.max()))
-        ax.set(xlabel="round", ylabel="noise σ (model units)")
-        _note_missing_values(ax, values)
-
-    median = run.sigma[:, 1]
-    return draw_axes(
-        "noise", "Noise σ over the rounds, median. " + _describe_ends(median, "{:.3g}"), paint
-    )
+    label = "Noise σ over the rounds, median. " + _describe_ends(run.sigma[:, 1], "{:.3g}")
+    values, axis = _drop_huge(run.sigma), "noise σ (model units)"
+    finite, top = values[np.isfinite(values)], None
+    if finite.size and np.ptp(finite) < 0.25 * finite.max():  # else little fills the picture
+        top = 2 * float(finite.max())
+    how: Any = {"may_be_log": True, "colour": ORANGE, "step": "mid", "top": top}
+    return _draw_course("noise", label, run, values, axis, **how)
 
 
 def draw_fuel(left: Floats, run: CheckedRun) -> Markup:
     """Draw the share of the tanks that is left: a band over the clients, a line at the median."""
+    label = "Fuel left over the rounds, median. " + _describe_ends(left[:, 1], "{:.0%}")
+    axis = "fuel left (% of capacity)"
+    return _draw_course("fuel", label, run, 100 * left, axis, colour=GREEN, top=104)
+
+
+def _draw_course(
+    name: str,
+    label: str,
+    run: CheckedRun,
+    values: Floats,
+    axis: str,
+    *,
+    may_be_log: bool = False,
+    colour: str = BLUE,
+    step: str | None = None,
+    top: float | None = None,
+) -> Markup:
+    """Draw values of all rounds: a line, or a band where there are least, median and most.
+
+    With `step` they are those of the rounds, otherwise those before the first and after each.
+    """
+    finite = values[np.isfinite(values)]
 
     def paint(ax: Any) -> None:
-        _draw_band(ax, np.arange(float(len(left))), 100 * left, GREEN)
-        _mark_triggers(ax, run)
-        ax.set(xlabel="rounds done", ylabel="fuel left (% of capacity)", ylim=(0, 104))
+        if values.ndim == 2:
+            _draw_band(ax, np.arange(float(len(values))) + (step is not None), values, colour, step)
+        else:
+            # One value alone has no line to be seen by, nor has a value between two NaN.
+            marker = "o" if finite.size < 25 else None
+            ax.plot(np.arange(len(values)), values, color=colour, marker=marker, markersize=3)
+        if len(run.triggers) <= 60:
+            dotted = {"linewidth": 0.7, "linestyle": (0, (1, 2)), "alpha": 0.8, "zorder": 0.5}
+            for x in run.triggers:
+                ax.axvline(x, color=ORANGE, **dotted)
+        if may_be_log and finite.size and finite.min() > 0 and finite.max() / finite.min() > 50:
+            ax.set_yscale("log")
+            ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+            ax.yaxis.set_minor_formatter(lambda *_: "")
+        if top is not None:
+            ax.set_ylim(0, top)
+        ax.set(xlabel="rounds done" if step is None else "round", ylabel=axis)
+        if not finite.size:
+            ax.set(xticks=(), yticks=())
+            style = {"transform": ax.transAxes, "ha": "center", "va": "center", "color": MUTED}
+            ax.text(0.5, 0.5, "no finite values", **style)
 
-    return draw_axes(
-        "fuel", "Fuel left over the rounds, median. " + _describe_ends(left[:, 1], "{:.0%}"), paint
-    )
+    return draw_axes(name, label, paint)
 
 
 Points: TypeAlias = list[list[float]]
@@ -282,12 +297,6 @@ def _drop_huge(values: Floats) -> Floats:
     return np.where(np.abs(values) < _HUGE, values, np.nan)
 
 
-def _draw_curve(ax: Any, values: Floats, colour: str) -> None:
-    # One value alone has no line to be seen by, nor has a value between two NaN.
-    marker = "o" if np.isfinite(values).sum() < 25 else None
-    ax.plot(np.arange(len(values)), values, color=colour, marker=marker, markersize=3)
-
-
 def _thin(count: int) -> NDArray[np.int64]:
     """Return the indices of at most so many points, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(count, _MOST_POINTS)).astype(int))
@@ -304,27 +313,6 @@ def _draw_band(ax: Any, x: Floats, rows: Floats, colour: str, step: str | None =
     ax.plot(x, middle, color=colour, drawstyle=drawn, marker=marker, markersize=3, label="median")
     if len(ax.get_legend_handles_labels()[0]) > 1:
         ax.legend(loc="best", handlelength=1.6)
-
-
-def _mark_triggers(ax: Any, run: CheckedRun) -> None:
-    if len(run.triggers) <= 60:
-        for x in run.triggers:
-            ax.axvline(x, color=ORANGE, linewidth=0.7, linestyle=(0, (1, 2)), alpha=0.8, zorder=0.5)
-
-
-def _set_log_if_wide(ax: Any, values: Floats) -> None:
-    finite = values[np.isfinite(values)]
-    if finite.size and finite.min() > 0 and finite.max() / finite.min() > 50:
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-        ax.yaxis.set_minor_formatter(lambda *_: "")
-
-
-def _note_missing_values(ax: Any, values: Floats) -> None:
-    if not np.isfinite(values).any():
-        ax.set(xticks=(), yticks=())
-        style = {"transform": ax.transAxes, "ha": "center", "va": "center", "color": MUTED}
-        ax.text(0.5, 0.5, "no finite values", **style)
 
 
 def _describe_ends(values: Floats, form: str) -> str:

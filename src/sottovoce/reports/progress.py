@@ -22,8 +22,6 @@ from sottovoce.plan import Plan
 from sottovoce.privacy.budget import describe_undisclosed, format_promise
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sottovoce.runs.checkpoint import RoundDone
 
 
@@ -324,33 +322,27 @@ class TableDisplay(SilentDisplay):
 
     def round(self, done: RoundDone) -> None:
         """Add the round to the table."""
-        self.done.append(done)
-        self.live.update(self._table())
-
-    def _table(self) -> Table:
         from rich import box
         from rich.table import Table
 
-        last = self.done[-1]
-        table = Table(caption=self._caption(last), caption_justify="left", box=box.SIMPLE_HEAD)
-        for name in ("round", "of T", "loss", _score_round(last)[0], "noise σ", "fuel left"):
+        self.done.append(done)
+        left = max(0, done.next_horizon - done.t - 1)
+        caption = f"{len(self.done)} rounds in {time.monotonic() - self.began:.1f} s"
+        if left > 0:
+            estimate = self.estimate_left(done)
+            caption = f"at most {left} rounds left" + (f", {estimate}" if estimate else "")
+        table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
+        for name in ("round", "of T", "loss", _score_round(done)[0], "noise σ", "fuel left"):
             table.add_column(name, justify="right")
-        for done in self.done[-self.ROWS :]:
-            horizon = _find_shrunk(done)
+        for shown in self.done[-self.ROWS :]:
+            horizon = _find_shrunk(shown)
             table.add_row(
-                f"{done.t + 1}",
-                f"{done.horizon}" + ("" if horizon is None else f" → {horizon}"),
-                f"{done.loss:.4f}",
-                _score_round(done)[1],
-                _format_sigma(done),
-                f"{done.fuel:.0%}",
+                f"{shown.t + 1}",
+                f"{shown.horizon}" + ("" if horizon is None else f" → {horizon}"),
+                f"{shown.loss:.4f}",
+                _score_round(shown)[1],
+                _format_sigma(shown),
+                f"{shown.fuel:.0%}",
                 style=None if horizon is None else "yellow",
             )
-        return table
-
-    def _caption(self, last: RoundDone) -> str:
-        count, left = len(self.done), max(0, last.next_horizon - last.t - 1)
-        if left == 0:
-            return f"{count} rounds in {time.monotonic() - self.began:.1f} s"
-        estimate = self.estimate_left(last)
-        return f"at most {left} rounds left" + (f", {estimate}" if estimate else "")
+        self.live.update(table)
