@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import Annotated, Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 from pydantic import (
@@ -165,7 +165,7 @@ def read_text(path: str | Path, what: str) -> str:
         why = f"it is not UTF-8 text (byte {error.start}), save it as UTF-8"
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = explain_unreadable(path, error)
-    raise PlanError(f"{what} {_quote_value(path)} cannot be read: {why}")
+    raise PlanError(f"{what} {quote_value(path)} cannot be read: {why}")
 
 
 def explain_unreadable(path: str | Path, error: Exception) -> str:
@@ -223,7 +223,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     key, equals, word = (piece.strip() for piece in text.partition("="))
     if not (key and equals and word):
         raise PlanError(
-            f"--set takes KEY=VALUE, got {_quote_value(text)}; for example --set privacy.epsilon=4"
+            f"--set takes KEY=VALUE, got {quote_value(text)}; for example --set privacy.epsilon=4"
         )
     try:
         values = tomllib.loads(f"value = {word}")
@@ -242,16 +242,16 @@ def split_key(key: str) -> tuple[str, str]:
     names = key.split(".")
     if len(names) > 2 or not all(names):
         raise PlanError(
-            f"unknown key {_quote_value(key)}; a key is section.name, as privacy.epsilon"
+            f"unknown key {quote_value(key)}; a key is section.name, as privacy.epsilon"
         )
     return (names[0], names[1]) if len(names) == 2 else ("", key)
 
 
 def read_budgets(path: str | Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Read ε and δ of clients 0, 1, 2, … from a CSV file with the columns id, epsilon, delta."""
-    where = f"privacy.clients {_quote_value(path)}"
+    where = f"privacy.clients {quote_value(path)}"
     rows = csv.reader(read_text(path, "privacy.clients").splitlines())
-    found: dict[int, Budget] = {}
+    budgets: dict[int, Budget] = {}
     try:
         header = [name.strip().lower() for name in next(rows, [])]
         if header != BUDGET_COLUMNS:
@@ -265,23 +265,23 @@ def read_budgets(path: str | Path) -> tuple[tuple[float, ...], tuple[float, ...]
                 client, (epsilon, delta) = int(name), map(float, numbers)
             except ValueError:
                 raise PlanError(f"{line} must be three numbers: id, epsilon, delta") from None
-            if client in found:
+            if client in budgets:
                 raise PlanError(f"{line} repeats client {client}; each id stands there once")
             try:
-                found[client] = Budget(epsilon, delta)
+                budgets[client] = Budget(epsilon, delta)
             except InputError as error:
                 raise PlanError(f"{line}: {error}") from None
     except csv.Error as error:
         raise PlanError(f"{where} line {rows.line_num} is not CSV: {error}") from None
-    if not found:
+    if not budgets:
         raise PlanError(f"{where} has no clients; give each a line id,epsilon,delta")
-    missing = next((client for client in range(len(found)) if client not in found), None)
+    missing = next((client for client in range(len(budgets)) if client not in budgets), None)
     if missing is not None:
         raise PlanError(
-            f"{where} has {len(found)} clients but no id {missing}; ids run from 0 without a gap"
+            f"{where} has {len(budgets)} clients but no id {missing}; ids run from 0 without a gap"
         )
-    budgets = [found[client] for client in range(len(found))]
-    return tuple(b.epsilon for b in budgets), tuple(b.delta for b in budgets)
+    in_order = [budgets[client] for client in range(len(budgets))]
+    return tuple(b.epsilon for b in in_order), tuple(b.delta for b in in_order)
 
 
 def write_toml(values: Mapping[str, Any], above: str = "") -> str:
@@ -325,7 +325,8 @@ def format_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else format_value(key)
 
 
-def _quote_value(value: object) -> str:
+def quote_value(value: object) -> str:
+    """Return a value in quotes and on one line; a long one is cut in its middle."""
     text = ascii(str(value))
     return text if len(text) <= 80 else f"{text[:30]}...{text[-47:]}"
 
@@ -333,15 +334,15 @@ def _quote_value(value: object) -> str:
 MOST = 10**6  # rounds, clients, samples or units: more is taken for a typing error
 
 
-def _to_whole(value: Any) -> Any:
-    # People take 10.0 for a whole number; True is left as it is, and refused.
+def to_whole(value: Any) -> Any:
+    """Return 10 for 10.0, which people take for a whole number; True is left, and refused."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=MOST), BeforeValidator(_to_whole)]
-Few: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=1000), BeforeValidator(_to_whole)]
+Whole: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=MOST), BeforeValidator(to_whole)]
+Few: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=1000), BeforeValidator(to_whole)]
 WholeOrZero: TypeAlias = Annotated[
-    int, Field(strict=True, ge=0, le=MOST), BeforeValidator(_to_whole)
+    int, Field(strict=True, ge=0, le=MOST), BeforeValidator(to_whole)
 ]
 Number: TypeAlias = Annotated[float, Field(strict=True), AllowInfNan(False)]
 
@@ -364,19 +365,19 @@ class Section(BaseModel):
     """A frozen table of a plan. Bad values raise `PlanError`, however the table was made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    title: ClassVar[str] = ""  # its name in TOML; the top of a plan has none
 
     def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
             problems = error.errors(include_url=False)
-            raise make_error(
-                problems, self.title(), _make_schema(type(self)), _list_keys()
-            ) from None
+            schema = _make_schema(type(self))
+            raise make_error(problems, self.title, schema, _list_keys()) from None
 
     def __setattr__(self, key: str, value: object = None) -> NoReturn:
         raise PlanError(
-            f"{format_name(self.title(), key)} cannot be set, because a plan is frozen; make "
+            f"{format_name(self.title, key)} cannot be set, because a plan is frozen; make "
             'another plan, as plan.replace("privacy.epsilon=3")'
         )
 
@@ -386,11 +387,6 @@ class Section(BaseModel):
         return [
             name for name in super().__dir__() if name[0] == "_" or not hasattr(BaseModel, name)
         ]
-
-    @classmethod
-    def title(cls) -> str:
-        """Return the name of the table in TOML."""
-        return cls.__name__.lower()
 
     @classmethod
     def conditions(cls) -> Iterator[tuple[str, When]]:
@@ -405,18 +401,17 @@ class Section(BaseModel):
     def _check_conditions(cls, values: Any) -> Any:
         if not isinstance(values, dict):  # an object was checked when it was made
             return values
-        title = cls.title()
-        values = {key: _to_plain(value, title, key) for key, value in values.items()}
+        values = {key: _to_plain(value, cls.title, key) for key, value in values.items()}
         for key, when in cls.conditions():
             chosen = values.get(when.switch, cls.model_fields[when.switch].default)
             if chosen == when.value:
                 if values.get(key) is None:
                     values[key] = when.default
             elif values.get(key) is not None and isinstance(chosen, str | None):
-                switch = format_name(title, when.switch)
+                switch = format_name(cls.title, when.switch)
                 where = f"with {switch} = {format_name(chosen)}" if chosen else f"without {switch}"
                 remedy = f"remove it or choose {when.value}"
-                raise PlanError.no_effect(format_name(title, key), where, remedy)
+                raise PlanError.no_effect(format_name(cls.title, key), where, remedy)
         return values
 
     def _check_with(self, check: Callable[[], object]) -> None:
@@ -424,7 +419,7 @@ class Section(BaseModel):
         try:
             check()
         except InputError as error:
-            raise PlanError(f"{self.title()}.{error}") from None
+            raise PlanError(f"{self.title}.{error}") from None
 
 
 TABLES: dict[str, type[Section]] = {}  # by their names in TOML; `sections` fills it

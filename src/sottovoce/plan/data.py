@@ -193,6 +193,7 @@ PublicColumns: TypeAlias = Annotated[
 class Data(Section):
     """Which data, and who holds what."""
 
+    title = "data"
     name: DatasetName | None = Field(
         default="digits", description="the dataset (arrays: given from Python)"
     )
@@ -303,15 +304,15 @@ class Data(Section):
             remedy = "the rows the server steers by are drawn from the public ones"
             raise PlanError.of("data.validation", validation, bound, remedy)
         aside = validation if self.public is None else self.public
-        kept = facts.rows - aside - test
-        if kept < clients * k:
+        rows_left = facts.rows - aside - test
+        if rows_left < clients * k:
             raise PlanError(
                 f"data.clients = {clients} needs {clients * k} rows or more, and "
-                f"{self.name} has {max(0, kept)} of {facts.rows} left beside "
+                f"{self.name} has {max(0, rows_left)} of {facts.rows} left beside "
                 f"data.{'validation' if self.public is None else 'public'} = {aside} and "
                 f"data.test = {test}; lower one of them"
             )
-        self._check_samples(kept, k)
+        self._check_samples(rows_left, k)
         return self
 
     @property
@@ -423,12 +424,12 @@ class Data(Section):
         if label not in columns and self.target is None:
             folded = {name.casefold(): name for name in columns}
             if near := difflib.get_close_matches(label.casefold(), folded, 1, 0.8):
-                told = f"data.columns lacks the label {label[:60]!a}"
-                raise PlanError(f"{told}; did you mean {folded[near[0]][:60]!a}?")
+                hint = f"data.columns lacks the label {label[:60]!a}"
+                raise PlanError(f"{hint}; did you mean {folded[near[0]][:60]!a}?")
             names = ", ".join(f"{name[:30]!a}" for name in [*columns][:8])
-            told = f"name one of {names} in data.label, or list" if names else "list"
+            hint = f"name one of {names} in data.label, or list" if names else "list"
             raise PlanError(
-                f"data.columns lacks the label {label[:60]!a}; {told} its categories there, which "
+                f"data.columns lacks the label {label[:60]!a}; {hint} its categories there, which "
                 "are public (of a number to predict its [low, high], with model.loss), or choose "
                 "data.infer = true"
             )
@@ -454,7 +455,7 @@ class Data(Section):
                 if getattr(self, key) is not None:
                     raise PlanError(f"data.{key} needs an .npz, which holds the array it names")
 
-    def _check_samples(self, kept: int, at_least: int) -> None:
+    def _check_samples(self, rows_left: int, at_least: int) -> None:
         sizes, clients = self.samples, self.clients or 0
         if isinstance(sizes, tuple):
             groups = len(sizes)
@@ -477,9 +478,9 @@ class Data(Section):
             remedy = "it is one row of each class or more"
             raise PlanError.of("data.samples", min(listed), f"≥ {at_least}", remedy)
         total = sum(listed) * clients // len(listed)
-        if total > kept:
+        if total > rows_left:
             raise PlanError(
-                f"data.samples must be at most {kept} for all {clients} clients together, got "
+                f"data.samples must be at most {rows_left} for all {clients} clients together, got "
                 f"{list(listed) if len(listed) > 1 else listed[0]!r:.60}; these are {total}: lower "
                 "it, data.clients, data.validation or data.test"
             )

@@ -90,11 +90,6 @@ class Plan(Section):
             raise PlanError.of("a plan", given, bound, "a file is read by Plan.load")
         super().__init__(**{**(given or {}), **values})
 
-    @classmethod
-    def title(cls) -> str:
-        """Return "", because the top of a plan has no name."""
-        return ""
-
     @model_validator(mode="before")
     @classmethod
     def _make_tables(cls, values: Any) -> Any:
@@ -211,32 +206,30 @@ class Plan(Section):
             bound = "iid, sizes, order or column with noise = secure"
             remedy = "dealt by their labels, one person's row moves the rows of every other client"
             raise PlanError.of("data.split", self.data.split, bound, remedy)
-        for key, value, instead in (
-            ("privacy.calibration", self.privacy.calibration, "exact or zcdp"),
-            ("server.signal", self.server.signal, "public or clients"),
-            ("local.clip", self.local.clip, "a number"),
+        formula = "the paper's formula does not keep its promise"
+        looks = "the paper's way looks at data that nobody pays for"
+        for key, value, refused, instead, remedy in (
+            ("privacy.calibration", self.privacy.calibration, "paper", "exact or zcdp", formula),
+            ("server.signal", self.server.signal, "raw", "public or clients", looks),
+            ("local.clip", self.local.clip, "median", "a number", looks),
         ):
-            if value in ("paper", "raw", "median"):
-                remedy = (
-                    "the paper's way looks at data that nobody pays for"
-                    if value != "paper"
-                    else "the paper's formula does not keep its promise"
-                )
+            if value == refused:
                 raise PlanError.of(key, value, f"{instead} with noise = secure", remedy)
 
     def _check_model(self) -> None:
         data, classes, name = self.data, self.data.classes, self.model.name
         source = f"data.name = {data.name}" if data.path is None else "data.path"
-        most, fitting = self.model.most_classes, self.model.list_fitting(classes, data.pictures)
+        most, why_not = self.model.most_classes, None
         # Without a data section arrays may still be given from Python.
         is_given = "data" in self.model_fields_set
         if is_given and most is not None and classes is not None and classes > most:
             what = data.name or f"the label {data.label}"
-            remedy = f"the {name} tells {most} classes apart and {what} has {classes}"
-            raise PlanError.of("model.name", name, f"{fitting} with {source}", remedy)
-        if self.model.takes_pictures and not data.pictures:
-            remedy = f"the {name} is for pictures and {data.name or 'this'} is a table"
-            raise PlanError.of("model.name", name, f"{fitting} with {source}", remedy)
+            why_not = f"the {name} tells {most} classes apart and {what} has {classes}"
+        elif self.model.takes_pictures and not data.pictures:
+            why_not = f"the {name} is for pictures and {data.name or 'this'} is a table"
+        if why_not is not None:
+            fitting = self.model.list_fitting(classes, data.pictures)
+            raise PlanError.of("model.name", name, f"{fitting} with {source}", why_not)
         if self.model.features == "hog" and not data.pictures:
             bound = f"absent with {source}"
             remedy = f"gradient histograms are of pictures and {data.name or 'this'} is a table"
@@ -369,7 +362,8 @@ class Plan(Section):
         current one in an override.
         """
         if path is None:
-            return cls.from_toml(_read_default(), overrides)
+            default = resources.files("sottovoce.plan").joinpath("default.toml")
+            return cls.from_toml(default.read_text("utf-8"), overrides)
         text = base.read_text(path, "the plan")
         source = f"the plan {format_name(Path(path).name)}"
         return cls.from_toml(text, overrides, folder=Path(path).parent, source=source)
@@ -617,10 +611,6 @@ def _explain_keys(table: type[Section], values: Mapping[str, Any]) -> Iterator[s
         else:
             shown = schema["examples"][0] if default is None else default
             yield f"# {key} = {base.format_value(shown)}"
-
-
-def _read_default() -> str:
-    return resources.files("sottovoce.plan").joinpath("default.toml").read_text("utf-8")
 
 
 def _apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

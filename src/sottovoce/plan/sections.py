@@ -53,6 +53,7 @@ ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying", "forecast"]
 class Model(Section):
     """What is trained."""
 
+    title = "model"
     name: ModelName = Field(
         default="mlp", description="the model (custom: your own, named by `own` or from Python)"
     )
@@ -146,6 +147,7 @@ class Model(Section):
 class Local(Section):
     """What a client does with a model before it uploads it."""
 
+    title = "local"
     learning_rate: Number | Literal["auto"] = Field(
         default=2.0,
         description="the length η of a step, above 0 (auto, of your own table: by a public rule)",
@@ -181,6 +183,7 @@ class Local(Section):
 class Privacy(Section):
     """What each client is promised."""
 
+    title = "privacy"
     epsilon: Annotated[Number, Field(le=1e6)] | tuple[Annotated[Number, Field(le=1e6)], ...] = (
         Field(
             default=8.0,
@@ -241,6 +244,7 @@ class Privacy(Section):
 class Rounds(Section):
     """What happens when."""
 
+    title = "rounds"
     schedule: ScheduleKind = Field(
         default="discounted", description="how the number of rounds is decided"
     )
@@ -290,6 +294,7 @@ class Rounds(Section):
 class Server(Section):
     """What the server makes of the uploads."""
 
+    title = "server"
     weights: Literal["samples", "precision"] = Field(
         default="samples",
         description="what an upload is weighed by: rows, or (for unequal budgets) precision",
@@ -354,4 +359,4 @@ class Server(Section):
 
 
 for _table in (Data, Model, Local, Privacy, Rounds, Server):
-    base.TABLES[_table.title()] = _table
+    base.TABLES[_table.title] = _table
