@@ -52,46 +52,36 @@ if TYPE_CHECKING:  # for type checkers, which read no table
     from sottovoce.studies.paper.reproduce import reproduce as reproduce
     from sottovoce.studies.rehearsal.rehearsing import rehearse as rehearse
 
-_HOMES = {
-    "Budget": "privacy.budget",
-    "DataError": "errors",
-    "Federation": "server.federation",
-    "Guarantee": "privacy.budget",
-    "InputError": "errors",
-    "Node": "client.node",
-    "Plan": "plan",
-    "PlanError": "errors",
-    "Policy": "client.vault",
-    "PrivateFederatedClassifier": "simulation.estimators",
-    "PrivateFederatedRegressor": "simulation.estimators",
-    "Progress": "schedules.base",
-    "Refusal": "errors",
-    "Round": "schedules.base",
-    "RoundDone": "runs.checkpoint",
-    "RunError": "errors",
-    "SottovoceError": "errors",
-    "Tank": "privacy.tank",
-    "TankEmpty": "errors",
-    "TorchModel": "models.torch_model",
-    "Trained": "runs.trained",
-    "Vault": "client.vault",
-    "answer_request": "client.device",
-    "audit": "studies.audit.auditing",
-    "calibrate": "schedules.calibrate",
-    "clipped_sum": "models.clipping",
-    "custom": "models.custom",
-    "federate": "flower.federate",
-    "load": "runs.trained",
-    "rehearse": "studies.rehearsal.rehearsing",
-    "release": "client.release",
-    "reproduce": "studies.paper.reproduce",
-    "resume": "simulation.simulate",
-    "simulate": "simulation.simulate",
-    "simulate_many": "simulation.simulate",
+_NAMES = {  # by the module that each stands in
+    "client.device": "answer_request",
+    "client.node": "Node",
+    "client.release": "release",
+    "client.vault": "Policy Vault",
+    "errors": "DataError InputError PlanError Refusal RunError SottovoceError TankEmpty",
+    "flower.federate": "federate",
+    "models.clipping": "clipped_sum",
+    "models.custom": "custom",
+    "models.torch_model": "TorchModel",
+    "plan": "Plan",
+    "privacy.budget": "Budget Guarantee",
+    "privacy.tank": "Tank",
+    "runs.checkpoint": "RoundDone",
+    "runs.trained": "Trained load",
+    "schedules.base": "Progress Round",
+    "schedules.calibrate": "calibrate",
+    "server.federation": "Federation",
+    "simulation.estimators": "PrivateFederatedClassifier PrivateFederatedRegressor",
+    "simulation.simulate": "resume simulate simulate_many",
+    "studies.audit.auditing": "audit",
+    "studies.paper.reproduce": "reproduce",
+    "studies.rehearsal.rehearsing": "rehearse",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 # What `help` and `import *` look at; without torch there is nothing of TorchModel to show.
-__all__ = [name for name in _HOMES if name != "TorchModel" or find_spec("torch") is not None]
+__all__ = [
+    name for name in sorted(_HOMES) if name != "TorchModel" or find_spec("torch") is not None
+]
 
 
 def __getattr__(name: str) -> Any:

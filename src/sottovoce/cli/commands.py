@@ -162,13 +162,15 @@ def main() -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C changes nothing
         code = _print_error("interrupted", 130)
     except (OSError, SystemExit) as error:
-        error = _find_system_error(error)
-        if _has_reader_left(error):  # head or less reads no more
+        # typer turns a broken pipe into exit code 1.
+        cause = error.__context__ if isinstance(error, SystemExit) else error
+        if not isinstance(cause, OSError):
+            raise
+        if _has_reader_left(cause):  # head or less reads no more
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(0)
-        code = _print_error(
-            f"the system refused: {error.strerror or error}; nothing more was done", 1
-        )
+        refusal = f"the system refused: {cause.strerror or cause}"
+        code = _print_error(f"{refusal}; nothing more was done", 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code or 0)
 
@@ -224,17 +226,6 @@ def _suggest_setting(error: click.UsageError) -> str | None:
     key = error.option_name.lstrip("-").replace("-", "_")
     found = [f"{title}.{key}" for title, table in TABLES.items() if key in table.model_fields]
     return f"no such option {error.option_name}: write --set {found[0]}=…" if found else None
-
-
-def _find_system_error(error: OSError | SystemExit) -> OSError:
-    """Return the system's error behind an exit; raise any other exit again.
-
-    typer turns a broken pipe into exit code 1.
-    """
-    found = error.__context__ if isinstance(error, SystemExit) else error
-    if isinstance(found, OSError):
-        return found
-    raise error
 
 
 def _has_reader_left(error: OSError) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -30,6 +29,7 @@ from typing_extensions import TypedDict
 from sottovoce._version import __version__
 from sottovoce.data.files import why, write_file, write_npz
 from sottovoce.errors import RunError
+from sottovoce.plan.base import to_whole
 from sottovoce.privacy.calibration import add_smallest
 from sottovoce.runs.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.schedules.aggregate import describe
@@ -65,12 +65,8 @@ Status = Literal["finished", "interrupted", "failed"]
 # The parts of a record are plain dictionaries while a run goes on: a round has no time for more.
 
 
-def _to_whole(value: object) -> object:
-    """Return 143 for 143.0: where a client keeps its numbers to itself, they are floats."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Whole = Annotated[Count, BeforeValidator(_to_whole)]
+#: 143 for 143.0: where a client keeps its numbers to itself, they are floats.
+Whole = Annotated[Count, BeforeValidator(to_whole)]
 
 
 class NumberTarget(TypedDict):
@@ -667,29 +663,10 @@ def append_round(folder: Path, state: ServerState) -> None:
         file.write(json.dumps(_without_nan(state.rounds[-1])) + "\n")
 
 
-_AS_THEY_ARE, _FLOATS = {int, str, bool, type(None)}, {float}
-
-
 def _without_nan(value: Any) -> Any:
-    """Return the value with None for NaN and infinities, which JSON does not have.
+    """Return the value as JSON has it, with None for NaN and infinities, which it does not have.
 
     >>> _without_nan({"a": (1, float("nan")), "b": [1, 2]})
     {'a': [1, None], 'b': [1, 2]}
     """
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        # Numbers of rounds are judged here: a call for each would take longer.
-        return {
-            key: item
-            if (kind := type(item)) in _AS_THEY_ARE or (kind is float and math.isfinite(item))
-            else _without_nan(item)
-            for key, item in value.items()
-        }
-    if isinstance(value, list | tuple):
-        kinds = set(map(type, value))
-        # A cohort in every round, the points of a curve: no need to look at each.
-        if kinds <= _AS_THEY_ARE or (kinds == _FLOATS and math.isfinite(sum(value))):
-            return list(value)
-        return [_without_nan(item) for item in value]
-    return value
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
