@@ -23,7 +23,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, final
 
@@ -114,107 +115,73 @@ class LayerCall(NamedTuple):
 class LayerCalls(NamedTuple):
     """What a module does with one row: which gradients are products, and which are written out."""
 
-    calls: tuple[LayerCall, ...]
-    biases: frozenset[str]  # whose gradient is the sum of the errors of their calls
+    calls: tuple[LayerCall, ...]  # a bias is named where its gradient is the sum of the errors
     written: tuple[str, ...]
     chain: Chain = ()  # all layers, where nothing but known ones is in the module
 
     @property
     def vector_calls(self) -> tuple[LayerCall, ...]:
         """The linear layers with one outer product a row, which a release keeps as such."""
-        names = [call.weight for call in self.calls]
+        weights = Counter(call.weight for call in self.calls)
+        biases = Counter(call.bias for call in self.calls)
         return tuple(
-            call
+            call._replace(bias=call.bias if biases[call.bias] == 1 else None)
             for call in self.calls
             if call.function is functional.linear
             and call.vectors == 1
-            and names.count(call.weight) == 1
+            and weights[call.weight] == 1
         )
 
 
-class _Recorder(TorchFunctionMode):
-    """Adds zeros to the outputs of the surveyed layers, and keeps the inputs of these layers.
+class _CallRecorder(TorchFunctionMode):
+    """Records the calls of layers with a watched weight, and what else watched parameters do.
 
-    `named` are the parameters, `biases` those that have no gradient but the errors of these calls.
+    To the outputs of the calls that are `expected` it adds `zeros`, and it keeps their inputs.
     """
 
     def __init__(
         self,
-        calls: Sequence[LayerCall],
-        named: Mapping[Any, Tensor],
-        biases: Container[str],
-        zeros: Sequence[Tensor],
+        watched: Mapping[str, Tensor],
+        expected: Sequence[LayerCall] = (),
+        zeros: Sequence[Tensor] = (),
     ) -> None:
         super().__init__()
-        self.calls, self.zeros, self.inputs = calls, zeros, list[Tensor]()
-        self.expected = [
-            (id(named[call.weight]), id(named[call.bias]) if call.bias in biases else 0)
-            for call in calls
-        ]
-        self.watched = {known for pair in self.expected for known in pair if known}
-        self.is_strange = False  # whether a watched parameter was used in any other way
+        self.names = {id(leaf): name for name, leaf in watched.items()}
+        self.expected, self.zeros = expected, zeros
+        self.calls, self.inputs, self.others = list[LayerCall](), list[Tensor](), set[str]()
 
     @property
     def is_alike(self) -> bool:
-        """Whether the calls were those of the survey: else the factors are another gradient."""
-        shapes = [tuple(given.shape) for given in self.inputs]
-        return not self.is_strange and shapes == [call.inputs for call in self.calls]
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        used = self.watched.intersection(_list_ids((*args, *kwargs.values())))
-        if func not in _FUNCTIONS:
-            outputs = func(*args, **kwargs)
-            self.is_strange |= bool(used) and _has_tensor(outputs)
-            return outputs
-        given = _name_arguments(func, args, kwargs)
-        if func is functional.linear and given["input"].ndim == 2:
-            # One row is a batch of one here; vmap is twice as fast with another axis.
-            outputs = func(given["input"][None], given["weight"], given.get("bias"))[0]
-        else:
-            outputs = func(*args, **kwargs)
-        if not used:
-            return outputs
-        weight, bias, turn = id(given["weight"]), id(given.get("bias")), len(self.inputs)
-        pair = weight, bias if bias in self.watched else 0
-        is_known = turn < len(self.expected) and self.expected[turn] == pair
-        if not is_known or used - {*pair} or id(given["input"]) in used:
-            self.is_strange = True
-            return outputs
-        self.inputs.append(given["input"])
-        return outputs + self.zeros[turn]
-
-
-class _Survey(TorchFunctionMode):
-    """Finds the calls of layers with a trainable weight, and what else is done with a parameter."""
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__()
-        self.names, self.calls, self.others = names, list[LayerCall](), set[str]()
+        """Whether the calls were the expected ones: else the factors are another gradient."""
+        return not self.others and [*self.expected] == self.calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, names = kwargs or {}, self.names
-        outputs = func(*args, **kwargs)
-        if not _has_tensor(outputs):
-            return outputs  # a shape or a type has no gradient
         used = {names[key] for key in _list_ids((*args, *kwargs.values())) if key in names}
+        options: dict[str, Any] = {}
         if func in _FUNCTIONS:
-            given = _name_arguments(func, args, kwargs)
-            if id(given["weight"]) in names and _is_product(given):
-                weight, bias = names[id(given["weight"])], names.get(id(given.pop("bias", None)))
-                given["kernel"] = tuple(given.pop("weight").shape[2:])
-                inputs = tuple(given.pop("input").shape)
-                self.calls.append(
-                    LayerCall(func, weight, bias, inputs, tuple(outputs.shape), given)
-                )
-                used -= {weight, bias}
-        self.others |= used
+            options = dict(zip(_FUNCTIONS[func], args, strict=False)) | kwargs
+        if func is functional.linear and options["input"].ndim == 2:
+            # One row is a batch of one here; vmap is twice as fast with another axis.
+            outputs = func(options["input"][None], options["weight"], options.get("bias"))[0]
+        else:
+            outputs = func(*args, **kwargs)
+        is_tensor = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(outputs))
+        if not used or not is_tensor:
+            return outputs  # a shape or a type has no gradient
+        inputs, weight = options.pop("input", None), names.get(id(options.get("weight")))
+        if weight is None or id(inputs) in names or not _is_product(options):
+            self.others |= used
+            return outputs
+        bias, turn = names.get(id(options.pop("bias", None))), len(self.calls)
+        options["kernel"] = tuple(options.pop("weight").shape[2:])
+        call = LayerCall(func, weight, bias, tuple(inputs.shape), tuple(outputs.shape), options)
+        self.calls.append(call)
+        self.others |= used - {weight, bias}
+        if call in self.expected[turn : turn + 1]:
+            self.inputs.append(inputs)
+            outputs = outputs + self.zeros[turn]
         return outputs
-
-
-def _name_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    named: dict[str, Any] = dict(zip(_FUNCTIONS[func], args, strict=False)) | kwargs
-    return named
 
 
 def _list_ids(values: Iterable[Any]) -> Iterator[int]:
@@ -225,16 +192,12 @@ def _list_ids(values: Iterable[Any]) -> Iterator[int]:
             yield from map(id, value)
 
 
-def _has_tensor(outputs: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(outputs))
-
-
-def _is_product(given: Mapping[str, Any]) -> bool:
-    is_matrix = given["weight"].ndim > 1  # a vector may be a bias elsewhere
-    is_plain = given.get("groups", 1) == 1 and not isinstance(given.get("padding"), str)
-    scaled = given.get("scaled") or given.get("scale_grad_by_freq") or given.get("sparse")
-    has_padding = (given.get("padding_idx") or 0) >= 0  # a negative one counts from the end
-    return is_matrix and is_plain and not scaled and given.get("max_norm") is None and has_padding
+def _is_product(options: Mapping[str, Any]) -> bool:
+    is_matrix = options["weight"].ndim > 1  # a vector may be a bias elsewhere
+    is_plain = options.get("groups", 1) == 1 and not isinstance(options.get("padding"), str)
+    scaled = options.get("scaled") or options.get("scale_grad_by_freq") or options.get("sparse")
+    has_padding = (options.get("padding_idx") or 0) >= 0  # a negative one counts from the end
+    return is_matrix and is_plain and not scaled and options.get("max_norm") is None and has_padding
 
 
 @final
@@ -322,8 +285,8 @@ class TorchModel(Model):
 
         In one batch a row's last bits may depend on the others, and its NaN may reach them.
         """
-        layout = self.survey(x.shape[1], y.dtype)
-        found, _ = self._differentiate_alone(layout, (), params, x, y)
+        self.survey(x.shape[1], y.dtype)  # it refuses a module that does not fit
+        found, _ = self._differentiate_alone((), params, x, y)
         pieces = zip(self._trained.items(), found, strict=True)
         return {name: right.reshape(-1, *leaf.shape) for (name, leaf), (_, right) in pieces}
 
@@ -345,7 +308,7 @@ class TorchModel(Model):
         layout = self.survey(x.shape[1], np.asarray(y).dtype)
         if layout.chain:
             return self._differentiate_chain(layout.chain, params, x, y), np.ones(len(x), bool)
-        pieces, is_alike = self._differentiate_alone(layout, layout.vector_calls, params, x, y)
+        pieces, is_alike = self._differentiate_alone(layout.vector_calls, params, x, y)
         return Products(tuple(pieces)), is_alike
 
     def _differentiate_chain(self, chain: Chain, params: Arrays, x: Floats, y: Any) -> Products:
@@ -359,58 +322,53 @@ class TorchModel(Model):
         values, pieces = [x], dict[str, tuple[Floats, Floats]]()
         for name, kind in chain:
             if kind is nn.Linear:
-                found = base.multiply_rows(values[-1], tensors[f"{name}weight"].T)
-                found = found + tensors.get(f"{name}bias", 0)
+                outputs = base.multiply_rows(values[-1], tensors[f"{name}weight"].T)
+                outputs = outputs + tensors.get(f"{name}bias", 0)
             else:
-                found = _ACTIVATIONS[kind][0](values[-1])
-            values.append(flush_tiny(found))
+                outputs = _ACTIVATIONS[kind][0](values[-1])
+            values.append(flush_tiny(outputs))
         scores = values.pop()
         is_class = (y >= 0) & (y < scores.shape[1])
-        error = score_errors_numpy(scores, np.where(is_class, y, 0))
-        error[~is_class] = np.nan
-        found, ones = scores, np.ones((len(x), 1))
+        errors = score_errors_numpy(scores, np.where(is_class, y, 0))
+        errors[~is_class] = np.nan
+        outputs, ones = scores, np.ones((len(x), 1))
         for name, kind in reversed(chain):
-            given = values.pop()
+            inputs = values.pop()
             if kind is nn.Linear:
-                pieces |= {f"{name}weight": (error, given), f"{name}bias": (ones, error)}
+                pieces |= {f"{name}weight": (errors, inputs), f"{name}bias": (ones, errors)}
                 if pieces.keys() >= self._trained.keys():
                     break
-                error = base.multiply_rows(error, tensors[f"{name}weight"])
+                errors = base.multiply_rows(errors, tensors[f"{name}weight"])
             else:
-                error = error * _ACTIVATIONS[kind][1](found)
-            error, found = flush_tiny(error), given
+                errors = errors * _ACTIVATIONS[kind][1](outputs)
+            errors, outputs = flush_tiny(errors), inputs
         return Products(tuple(pieces[name] for name in self._trained))
 
     def _differentiate_alone(
-        self, layout: LayerCalls, calls: Sequence[LayerCall], params: Arrays, x: Floats, y: Any
+        self, calls: Sequence[LayerCall], params: Arrays, x: Floats, y: Any
     ) -> tuple[list[tuple[Floats, Floats]], NDArray[np.bool_]]:
         """Return the gradients of each row alone by every parameter as factors.
 
         The second value is which rows made these calls.
         """
         trained, is_alike = self._trained, np.ones(len(x), bool)
-        shared = [call.bias for call in layout.calls]
-        biases = {
-            call.bias: i
-            for i, call in enumerate(calls)
-            if call.bias in layout.biases and shared.count(call.bias) == 1
-        }
-        products = {call.weight: i for i, call in enumerate(calls)}
-        written = [name for name in trained if name not in products and name not in biases]
+        of_calls = {name for call in calls for name in (call.weight, call.bias)}
+        written = [name for name in trained if name not in of_calls]
         errors = [np.full((len(x), math.prod(call.outputs)), np.nan) for call in calls]
         inputs = [np.full((len(x), math.prod(call.inputs)), np.nan) for call in calls]
         leaves = [np.full((len(x), trained[name].numel()), np.nan) for name in written]
         kind = torch.float64
         zeros = [torch.zeros(call.outputs, dtype=kind, requires_grad=True) for call in calls]
         for i, (module, row, label) in enumerate(self._load_rows(params, x, y)):
-            leaf = dict(module.named_parameters())
-            recorder = _Recorder(calls, leaf, biases, zeros)
-            sources = [*zeros, *(leaf[name] for name in written)]
+            named = dict(module.named_parameters())
+            watched = {name: parameter for name, parameter in named.items() if name in of_calls}
+            recorder = _CallRecorder(watched, calls, zeros)
+            sources = [*zeros, *(named[name] for name in written)]
             try:
                 with recorder:
                     scores = module(*self._arrange(row))
                 loss = self._compute_losses(scores, label)[0]
-                found = torch.autograd.grad(loss, sources, materialize_grads=True)
+                derivatives = torch.autograd.grad(loss, sources, materialize_grads=True)
             except KeyboardInterrupt:
                 raise
             except BaseException:  # an exit that a sample causes would tell of it, too
@@ -418,19 +376,16 @@ class TorchModel(Model):
             if not recorder.is_alike:
                 is_alike[i] = False
                 continue
-            for target, source in zip([*errors, *leaves], found, strict=True):
+            for target, source in zip([*errors, *leaves], derivatives, strict=True):
                 target[i] = source.numpy().reshape(-1)
-            for target, given in zip(inputs, recorder.inputs, strict=True):
-                target[i] = given.detach().numpy().reshape(-1)
-        ones, pieces = np.ones((len(x), 1)), []
-        for name in trained:
-            if name in products:
-                pieces.append((errors[products[name]], inputs[products[name]]))
-            elif name in biases:
-                pieces.append((ones, errors[biases[name]]))
-            else:
-                pieces.append((ones, leaves[written.index(name)]))
-        return pieces, is_alike
+            for target, recorded in zip(inputs, recorder.inputs, strict=True):
+                target[i] = recorded.detach().numpy().reshape(-1)
+        ones = np.ones((len(x), 1))
+        pieces: dict[str | None, tuple[Floats, Floats]]
+        pieces = {name: (ones, leaf) for name, leaf in zip(written, leaves, strict=True)}
+        for call, error, inputs_of_call in zip(calls, errors, inputs, strict=True):
+            pieces |= {call.weight: (error, inputs_of_call), call.bias: (ones, error)}
+        return [pieces[name] for name in trained], is_alike
 
     def losses(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
         """Return the loss of every sample, each computed alone."""
@@ -493,12 +448,12 @@ class TorchModel(Model):
         if key not in self._layouts:
             layout = self._survey(*key)
             chain = _trace_chain(self._module) if self._loss is _cross_entropy else ()
-            if chain and self._is_chain(layout, chain, width):
+            if chain and self._is_chain(chain, width):
                 layout = layout._replace(chain=chain)
             self._layouts[key] = layout
         return self._layouts[key]
 
-    def _is_chain(self, layout: LayerCalls, chain: Chain, width: int) -> bool:
+    def _is_chain(self, chain: Chain, width: int) -> bool:
         """Return whether the module does what the chain does with two public rows.
 
         Parameters are drawn: zeros, with which some modules begin, would hide a difference.
@@ -506,7 +461,7 @@ class TorchModel(Model):
         draw, shapes = np.random.default_rng(0).standard_normal, self.shapes()
         params = {name: draw(shape) / max((1, *shape)) ** 0.5 for name, shape in shapes.items()}
         x, y = draw((2, width)), np.zeros(2, np.int64)
-        alone = Products(tuple(self._differentiate_alone(layout, (), params, x, y)[0])).write_out()
+        alone = Products(tuple(self._differentiate_alone((), params, x, y)[0])).write_out()
         try:
             together = self._differentiate_chain(chain, params, x, y).write_out()
         except (LookupError, ValueError):  # shapes or names that do not fit
@@ -517,14 +472,14 @@ class TorchModel(Model):
         module = copy.deepcopy(self._module)  # no call may change the one that others are made of
         named = dict(module.named_parameters())
         trained = {name: named[name] for name in self._trained}
-        mode = _Survey({id(leaf): name for name, leaf in trained.items()})
+        recorder = _CallRecorder(trained)
         row = torch.zeros(1, width, dtype=torch.float64)
         label = torch.zeros(1, dtype=torch.float64 if is_number else torch.int64)
         try:
-            with mode:
+            with recorder:
                 scores = module(*self._arrange(row))
             loss = self._compute_losses(scores, label)[0]
-            found: Any = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+            gradients: Any = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         except InputError:
             raise
         except Exception as error:  # its code may raise anything
@@ -533,7 +488,7 @@ class TorchModel(Model):
                 f"the torch module does not fit rows of {width} numbers ({said}); correct its "
                 "forward or loss, or give TorchModel the shape of a sample"
             ) from None
-        for name, leaf in zip(trained, found, strict=True):
+        for name, leaf in zip(trained, gradients, strict=True):
             if leaf is None:
                 bound, remedy = "used by the loss", "freeze it with requires_grad_(False)"
                 raise InputError.of("every trainable parameter", name, bound, remedy)
@@ -542,17 +497,19 @@ class TorchModel(Model):
             if name not in after or not torch.equal(after[name], constant):
                 remedy = "keep nothing of a sample in it"
                 raise InputError.of("every buffer", name, "unchanged by forward", remedy)
-        kinds: dict[str, set[Any]] = {}
-        for call in mode.calls:
-            kinds.setdefault(call.weight, set()).add(
-                (call.function, call.options.get("padding_idx"))
-            )
-        mixed = mode.others | {name for name, known in kinds.items() if len(known) > 1}
-        calls = tuple(call for call in mode.calls if call.weight not in mixed)
-        outside = {call.bias for call in mode.calls if call.weight in mixed} | mixed
-        biases = frozenset(call.bias for call in calls if call.bias and call.bias not in outside)
-        products = {call.weight for call in calls} | biases
-        return LayerCalls(calls, biases, tuple(name for name in trained if name not in products))
+        uses = {
+            (call.weight, call.function, call.options.get("padding_idx")) for call in recorder.calls
+        }
+        counts = Counter(weight for weight, *_ in uses)
+        mixed = recorder.others | {weight for weight, count in counts.items() if count > 1}
+        outside = {call.bias for call in recorder.calls if call.weight in mixed} | mixed
+        calls = tuple(
+            call._replace(bias=None if call.bias in outside else call.bias)
+            for call in recorder.calls
+            if call.weight not in mixed
+        )
+        of_calls = {name for call in calls for name in (call.weight, call.bias)}
+        return LayerCalls(calls, tuple(name for name in trained if name not in of_calls))
 
     def _arrange(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return the module's inputs, cut from the rows."""
@@ -594,16 +551,17 @@ class TorchModel(Model):
             chunk = slice(start, start + rows)
             row, label = self._move_rows(x[chunk], y[chunk], kind, place)
             share = torch.from_numpy(np.asarray(weight[chunk])).to(place, kind)
-            found = self._differentiate(layout, tensors, row, label)
-            measured = {name: _measure_rows(leaf) for name, leaf in found.items()}
+            gradients = self._differentiate(layout, tensors, row, label)
+            measured = {name: _measure_rows(leaf) for name, leaf in gradients.items()}
             squared = torch.stack([square for _, square in measured.values()]).sum(0)
             is_counted = torch.isfinite(squared) & (share != 0)
             norms = squared.clamp(min=0).sqrt()
             factor = torch.where(norms > clip, clip / norms, 1.0) * share
             factor, is_clean = torch.where(is_counted, factor, 0), bool(is_counted.all())
             for name, (leaf, _) in measured.items():
-                kept = leaf if is_clean else _keep_rows(leaf, is_counted)  # 0 · NaN spoils the sum
-                total[name] += _add_rows(kept, factor, total[name].shape)
+                # 0 · NaN would spoil the sum.
+                counted = leaf if is_clean else _keep_rows(leaf, is_counted)
+                total[name] += _add_rows(counted, factor, total[name].shape)
         return {name: leaf.cpu().numpy() for name, leaf in total.items()}
 
     def _differentiate(
@@ -613,12 +571,13 @@ class TorchModel(Model):
         like = next(iter(tensors.values()))
         zeros = [like.new_zeros(call.outputs) for call in layout.calls]
         leaves = {name: tensors[name] for name in layout.written}
+        watched = {name: tensors[name] for name in self._trained if name not in leaves}
         module = copy.deepcopy(self._module)
 
         def compute_loss(
             zeros: list[Tensor], leaves: Tensors, row: Tensor, label: Tensor
         ) -> tuple[Tensor, list[Tensor]]:
-            recorder = _Recorder(layout.calls, tensors, layout.biases, zeros)
+            recorder = _CallRecorder(watched, layout.calls, zeros)
             with recorder:
                 given = self._arrange(row[None])
                 scores = functional_call(module, tensors | leaves, given)
@@ -645,7 +604,7 @@ class TorchModel(Model):
         for call, error, given in zip(layout.calls, errors, inputs, strict=True):
             pair = _arrange_product(call, error, given)
             products.setdefault(call.weight, []).append(pair)
-            if call.bias in layout.biases:
+            if call.bias is not None:
                 summed = pair[0].sum(1)
                 found[call.bias] = found[call.bias] + summed if call.bias in found else summed
         for name, pairs in products.items():
@@ -693,8 +652,8 @@ class TorchModel(Model):
     def answer(
         self, params: Arrays, x: NDArray[Any]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-        found = [scores.cpu().numpy() for scores, _ in self._apply(params, x, np.zeros(len(x)))]
-        scores = np.concatenate(found)
+        chunks = [scores.cpu().numpy() for scores, _ in self._apply(params, x, np.zeros(len(x)))]
+        scores = np.concatenate(chunks)
         decided = _decide(torch.from_numpy(scores)).numpy()
         return np.asarray(decided, np.int64), base.arrange_scores(scores)
 
@@ -834,10 +793,10 @@ def _separate_products(error: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _keep_rows(leaf: Gradients, is_kept: Tensor) -> Gradients:
-    if not isinstance(leaf, Tensor):
-        keep: Any = _keep_rows
-        return keep(leaf[0], is_kept), keep(leaf[1], is_kept)
-    return torch.where(is_kept.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+    def keep(rows: Tensor) -> Tensor:
+        return torch.where(is_kept.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
+
+    return keep(leaf) if isinstance(leaf, Tensor) else (keep(leaf[0]), keep(leaf[1]))
 
 
 def _add_rows(leaf: Gradients, factor: Tensor, shape: Sequence[int]) -> Tensor:
