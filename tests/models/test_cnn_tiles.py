@@ -69,7 +69,7 @@ def test_scores_and_gradients_are_those_of_the_convolution(model):
     @jax.jit  # else XLA compiles every operation by itself
     def convolve(p):
         gradient = jax.grad(lambda q: jnp.sum(model.loss(q, x, y)))(p)
-        shares = jnp.mean(model.loss(p, x, y)), jnp.mean(model.correct(p, x, y))
+        shares = jnp.mean(model.loss(p, x, y)), jnp.mean(model.predict(p, x) == y)
         return model.apply(p, x), gradient, *shares
 
     scores, wanted, mean_loss, share = convolve(params)

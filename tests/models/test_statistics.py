@@ -19,8 +19,8 @@ CODES = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
 def test_no_row_is_longer_than_the_norm(codes, classes, bins, seed):
     model = Statistics(codes, classes, bins, 0.25, "squared" if classes == 1 else None)
     rng = np.random.default_rng(seed)
-    x = rng.choice([-np.inf, -9.0, -0.5, 0.0, 0.3, 0.5, 1.0, 9.0, np.inf], (50, model.width))
-    one_hot = rng.random((50, model.width)) < 0.5
+    x = rng.choice([-np.inf, -9.0, -0.5, 0.0, 0.3, 0.5, 1.0, 9.0, np.inf], (50, model.features))
+    one_hot = rng.random((50, model.features)) < 0.5
     x = np.where(rng.random((50, 1)) < 0.5, x, one_hot)  # also rows that no table has
     for i in np.flatnonzero(np.array([*model.inputs]) == "c"):
         x[:, i] = 0
@@ -47,7 +47,7 @@ def test_the_parts_are_those_of_the_rows():
 def test_a_row_does_not_depend_on_its_neighbours():
     model = Statistics((0, 3, 1, 0), classes=2)
     rng = np.random.default_rng(5)
-    x, y = rng.random((30, model.width)), rng.integers(0, 2, 30)
+    x, y = rng.random((30, model.features)), rng.integers(0, 2, 30)
     form, params = model.form(), {PARAMETER: np.zeros(model.size)}
     whole = gradient_matrix(form, params, x, y)
     spoilt = x.copy()

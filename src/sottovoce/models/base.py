@@ -20,9 +20,9 @@ from __future__ import annotations
 import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -171,9 +171,7 @@ class Model(ABC):
         which another rounding (as a batch with a NaN in it may have) switches a ReLU of every row,
         and the sum would move by more than its sensitivity.
         """
-        block = np.empty((len(y), _count(params)))
-        _fill_block(block, params, self.gradients(params, x, y))
-        return block
+        return _join_gradients(params, self.gradients(params, x, y), len(y))
 
 
 class Regression(NamedTuple):
@@ -258,10 +256,6 @@ class JaxModel(Model):
         """Return the most likely class of every row, (n,)."""
         return decide(self.apply(params, x))
 
-    def correct(self, params: Params, x: Array, y: Array) -> Array:
-        """Return whether each row is predicted right, (n,) of bool."""
-        return self.predict(params, x) == y
-
     # What compiled code asks for (`clipping`), chunk by chunk.
 
     def prepare(self, params: Params) -> Any:
@@ -282,21 +276,21 @@ class JaxModel(Model):
         """Return Σ_m weight_m · g_m / max(1, ‖g_m‖/C) over one chunk of rows."""
         x, dense = rows.x, clipping.find_dense_layers(self, prepared, rows.x, y)
         gradient = dense.compute_row
-        found = jax.vmap(gradient, in_axes=(None, 0, 0))(prepared, x, y)
+        gradients = jax.vmap(gradient, in_axes=(None, 0, 0))(prepared, x, y)
         # Rows must not touch each other, but a compiler may write "not this row" as 0 · value (XLA
         # does for float64 convolutions), and 0 · NaN spoils the neighbours: then take the rows one
         # by one. A loop, not a condition: under vmap a condition would always compute both sides.
-        found, _ = jax.lax.while_loop(
+        gradients, _ = jax.lax.while_loop(
             lambda state: ~state[1],
             lambda state: (
                 jax.lax.map(lambda row: gradient(prepared, *row), (x, y)),
                 jnp.array(True),
             ),
-            (found, _are_all_finite(found)),
+            (gradients, _are_all_finite(gradients)),
         )
-        found, squared = dense.measure_rows(dense.write_long(found))
+        gradients, squared = dense.measure_rows(dense.write_long(gradients))
         factor = clip_factors(squared, jnp.full(y.shape, True), weight, clip)
-        return dense.add_rows(jax.tree.map(lambda g: keep_counted(g, factor), found), factor)
+        return dense.add_rows(jax.tree.map(lambda g: keep_counted(g, factor), gradients), factor)
 
     def restore_layout(self, total: Params) -> Params:
         """Return a sum of `sum_chunk` in the layout of the parameters."""
@@ -304,7 +298,7 @@ class JaxModel(Model):
 
     def judge(self, prepared: Any, x: Array, y: Array) -> tuple[Array, Array]:
         """Return the loss of every row, and whether it is predicted right."""
-        return self.loss(prepared, x, y), self.correct(prepared, x, y)
+        return self.loss(prepared, x, y), self.predict(prepared, x) == y
 
     def sample_gradient(self, prepared: Any, row: Array, label: Array) -> Params:
         """Return the gradient of one sample."""
@@ -398,6 +392,18 @@ class Option:
         if not 0 <= value < math.inf:
             raise InputError.of(self.name, value, "a number ≥ 0", self.remedy)
         return float(value)
+
+    def read(self, value: Any) -> Any:
+        """Return the value as it stands in a message; raise `Malformed` for what is none."""
+        if self.is_list:
+            if not isinstance(value, list):
+                raise Malformed(f"the message's {self.name} is no list")
+            return tuple(_read_size(self.name, size, least=0) for size in value)
+        if self.is_size:
+            return _read_size(self.name, value)
+        if type(value) not in (int, float) or not 0 <= value <= _LARGEST_WEIGHT:
+            raise Malformed(f"the message's {self.name} is no number from 0 to 1e6")
+        return value
 
 
 class NamedCode(Model):
@@ -701,54 +707,50 @@ class Form:
         options = () if name == OWN else find_model(name).options
         keys = {"name", "shape", "classes", *(option.name for option in options)}
         keys |= {"target"} & values.keys()  # a client of before refuses a key it does not know
-        rows_per_person = values.get(_PERSON_KEY, 1)
         if isinstance(kind := values.get("features"), str) and kind in _LENS_KEYS:
             keys |= {"features", *_LENS_KEYS[kind]}
         if values.keys() - {_PERSON_KEY} != keys:
             raise Malformed(f"the message's model {name} has not the keys of one")
-        shape, sizes = values["shape"], [values["classes"], rows_per_person]
+        shape = values["shape"]
         if not isinstance(shape, list) or not 1 <= len(shape) <= 4:
             raise Malformed("the message's model has no shape of a sample")
-        sizes += [*shape, *(values[option.name] for option in options if option.is_size)]
-        lists = [values[option.name] for option in options if option.is_list]
-        if not all(isinstance(items, list) for items in lists):
-            raise Malformed("the message's model has a list that is none")
-        sizes += [size + 1 if type(size) is int else size for items in lists for size in items]
-        if not all(type(size) is int and 1 <= size <= _LARGEST_SIZE for size in sizes):
-            raise Malformed("the message's model has a size that is no whole number from 1 to 2³⁰")
-        target = _read_target(values)
-        if math.prod(shape) > _LARGEST_SIZE or (values["classes"] == 1) != (target is not None):
-            raise Malformed("the message's model has samples too large or fewer than two classes")
-        if name != OWN and not find_model(name).fits(values["classes"], len(shape) == 3):
-            raise Malformed(f"the message's model {name} does not fit its samples")
-        given = {option.name: values[option.name] for option in options}
-        for option in options:
-            if option.is_list:
-                given[option.name] = tuple(values[option.name])
-            weight = 0 if option.is_size or option.is_list else values[option.name]
-            if type(weight) not in (int, float) or not 0 <= weight <= _LARGEST_WEIGHT:
-                raise Malformed(f"the message's {option.name} is no number from 0 to 1e6")
-        lens, persons = _read_features(values), values.get(_PERSON_KEY, 0)
-        form = cls(name, tuple(shape), values["classes"], given, lens, persons, target)
+        for size in shape:
+            _read_size("shape", size)
+        classes, target = _read_size("classes", values["classes"]), _read_target(values)
+        least = int(_PERSON_KEY in values)  # absent: a sample is one row
+        rows_per_person = _read_size(_PERSON_KEY, values.get(_PERSON_KEY, 0), least)
+        if math.prod(shape) > _LARGEST_SIZE:
+            raise Malformed("the message's model has samples of more than 2³⁰ numbers")
+        if (classes == 1) != (target is not None):
+            raise Malformed("the message's model has one class without a target, or more with one")
         try:
-            if lists:
-                form.model()
+            chosen = {option.name: option.read(values[option.name]) for option in options}
+            lens = _read_features(values)
+            form = cls(name, tuple(shape), classes, chosen, lens, rows_per_person, target)
+            if name != OWN:
+                form.model()  # it refuses what does not fit together
         except InputError as error:
             raise Malformed(f"the message's {error}") from None
         return form
 
 
+def _read_size(key: str, size: Any, least: int = 1) -> int:
+    if type(size) is not int or not least <= size <= _LARGEST_SIZE:
+        raise Malformed(f"the message's {key} is no whole number from {least} to 2³⁰")
+    return size
+
+
 def _read_target(values: Mapping[str, Any]) -> Regression | None:
     if "target" not in values:
         return None
-    name, target = values["name"], values["target"]
-    losses = ("own",) if name == OWN else ("squared", "huber")
+    target, is_own = values["target"], values["name"] == OWN
+    losses = ["own"] if is_own else ["squared", "huber"]
     if not isinstance(target, list) or len(target) != 3 or target[0] not in losses:
         raise Malformed("the message's target has no loss that its model knows, and no range")
     if not all(type(bound) in (int, float) and abs(bound) <= WIDEST for bound in target[1:]):
         raise Malformed("the message's target has no range of finite numbers up to 1e30")
-    if (name != OWN and not find_model(name).predicts_numbers) or not target[1] < target[2]:
-        raise Malformed("the message's target is none that its model predicts")
+    if not target[1] < target[2]:
+        raise Malformed("the message's target has a range without a number in it")
     return Regression(target[0], float(target[1]), float(target[2]))
 
 
@@ -756,21 +758,12 @@ def _read_features(values: Mapping[str, Any]) -> Lens | None:
     if "features" not in values:
         return None
     name, shape = values["features"], tuple(values["shape"])
-    flags, is_network = ("upright", "colours"), name == "network"
-    fits = values["name"] == OWN or not find_model(values["name"]).takes_pictures
-    fits = fits and isinstance(name, str)
-    if not fits or not (
-        is_network
-        or (type(values["cell"]) is int and all(type(values[flag]) is bool for flag in flags))
-    ):
+    if name == "network":
+        return network.read_message(shape, values)
+    cell, *flags = (values[key] for key in _LENS_KEYS[name])
+    if type(cell) is not int or not all(type(flag) is bool for flag in flags):
         raise Malformed("the message's features are none that its model takes")
-    try:
-        if is_network:
-            return network.read_message(shape, values)
-        cell: int = values["cell"]
-        lens = features.build(name, shape, cell, *(values[flag] for flag in flags))
-    except InputError as error:
-        raise Malformed(f"the message's {error}") from None
+    lens = features.build(name, shape, cell, *flags)
     if lens is None or lens.shape != shape or lens.width > _LARGEST_SIZE:
         raise Malformed("the message's features are not those of a picture")
     return lens
@@ -848,32 +841,32 @@ class IsolatedModel:
 
     def gradient_block(self, params: Arrays, x: Floats, y: Any) -> Floats:
         """Return the gradients of some samples, NaN where the code fails."""
-        block = np.empty((len(y), _count(params)))
-        for i in range(len(y)):
-            row = slice(i, i + 1)
-            try:
-                found = self.own_model.gradients(_copy_all(params), _copy(x[row]), _copy(y[row]))
-                _fill_block(block[row], params, found)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # an exit that a sample causes would tell of it, too
-                block[row] = np.nan
-        return block
+
+        def compute(copies: Arrays, row: Floats, label: Any) -> Floats:
+            return _join_gradients(params, self.own_model.gradients(copies, row, label), 1)
+
+        return self._compute_alone(compute, _count(params), params, x, y)
 
     def losses(self, params: Arrays, x: Floats, y: Any) -> Floats:
         """Return the losses, NaN, which counts as the bound, where the code fails."""
-        losses = np.full(len(y), np.nan)
+        compute = partial(_check_losses, self.own_model)
+        return self._compute_alone(compute, 1, params, x, y)[:, 0]
+
+    @staticmethod
+    def _compute_alone(
+        compute: Callable[[Arrays, Floats, Any], Floats], width: int, params: Arrays, x: Any, y: Any
+    ) -> Floats:
+        """Return `width` numbers of each sample, from copies; NaN where the code fails."""
+        found = np.full((len(y), width), np.nan)
         for i in range(len(y)):
             row = slice(i, i + 1)
             try:
-                losses[row] = _check_losses(
-                    self.own_model, _copy_all(params), _copy(x[row]), _copy(y[row])
-                )
+                found[i] = compute(_copy_all(params), _copy(x[row]), _copy(y[row]))
             except KeyboardInterrupt:
                 raise
-            except BaseException:
-                losses[row] = np.nan
-        return losses
+            except BaseException:  # an exit that a sample causes would tell of it, too
+                continue
+        return found
 
 
 def _find_code(form: Form, own_model: OwnModel | None) -> NamedCode | IsolatedModel | PersonCode:
@@ -951,7 +944,7 @@ def require_rows(
     x, y = _copy(np.zeros((count, features))), _copy(np.zeros(count, label))
     copies = _copy_all(params)  # as a release gives them
     with np.errstate(all="ignore"):
-        _fill_block(np.empty((count, _count(params))), params, own_model.gradients(copies, x, y))
+        _join_gradients(params, own_model.gradients(copies, x, y), count)
         _check_losses(own_model, copies, x, y)
 
 
@@ -994,13 +987,13 @@ def _check_losses(own_model: OwnModel, params: Arrays, x: Floats, y: Any) -> Flo
     return losses
 
 
-def _fill_block(block: Floats, params: Arrays, gradients: Mapping[str, Any]) -> None:
-    start = 0
+def _join_gradients(params: Arrays, gradients: Mapping[str, Any], samples: int) -> Floats:
+    """Return gradients as [samples, parameters] in the order of the names."""
+    leaves = []
     for name in sorted(params):
-        leaf, wanted = np.asarray(gradients[name], np.float64), (len(block), *params[name].shape)
+        leaf, wanted = np.asarray(gradients[name], np.float64), (samples, *params[name].shape)
         if leaf.shape != wanted:  # as many numbers in another order would mix the samples
             remedy = "mend model.own"
             raise InputError.of(f"gradient {name}", leaf.shape, f"{wanted}, a row a sample", remedy)
-        size = math.prod(wanted[1:])
-        block[:, start : start + size] = leaf.reshape(len(block), size)
-        start += size
+        leaves.append(leaf.reshape(samples, params[name].size))
+    return np.concatenate(leaves, axis=1)

@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
-from sottovoce.models import base
 from sottovoce.models.base import Arrays, Floats, NamedCode, Option, Params, Shapes
 
 BINS = 10
@@ -65,19 +64,15 @@ class Statistics(NamedCode):
     @classmethod
     def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
         made = cls(tuple(options["columns"]), classes, options["bins"], options["norm"])
-        if math.prod(shape) != made.width:
+        if math.prod(shape) != made.features:
             bound = f"one for each column of {math.prod(shape)} numbers"
             raise InputError.of("columns", made.columns, bound, "count the inputs of the table")
         return made
 
-    def form(self, shape: tuple[int, ...] = (), classes: int = 0) -> base.Form:
-        options = {"columns": self.columns, "bins": self.bins, "norm": self.norm}
-        return base.Form("statistics", (self.width,), self.classes, options)
-
     @property
-    def width(self) -> int:
+    def features(self) -> int:  # type: ignore[override]
         """How many inputs the columns have together."""
-        return len(self.inputs)
+        return sum({0: 1, 1: 2}.get(code, code - 1) for code in self.columns)
 
     @cached_property
     def inputs(self) -> str:
