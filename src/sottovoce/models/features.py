@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,10 +59,7 @@ class Hog:
     upright: bool = False
     colours: bool = False
 
-    @property
-    def name(self) -> str:
-        """The name in plans and messages."""
-        return "hog"
+    name: ClassVar[str] = "hog"  # in plans and messages
 
     @property
     def cells(self) -> tuple[int, int]:

@@ -131,12 +131,11 @@ def measure_classes(
     calibration, from which the probabilities come; without scores there are only the metrics of
     the classes, and where scores are not finite the others are NaN.
     """
-    counts = np.bincount(labels)
+    counts = np.bincount(labels, minlength=0 if scores is None else scores.shape[1])
     present = np.flatnonzero(counts)
     shares, right = counts / len(labels), predicted == labels
-    hits = np.array([right[labels == k].sum() for k in present])
     most = int(np.argmax(counts))
-    recalls = hits / counts[present]
+    recalls = np.bincount(labels, weights=right)[present] / counts[present]
     found = {
         "accuracy": Measured(
             float(np.mean(right)), float(shares[most]), _error(right - 1.0 * (labels == most))
@@ -151,19 +150,15 @@ def measure_classes(
         return found
     if not np.isfinite(scores).all():
         unknown = Measured(math.nan, math.nan, math.nan)
-        return found | dict.fromkeys((*CLASS_METRICS, "calibration_error"), unknown) | found
+        return dict.fromkeys((*CLASS_METRICS, "calibration_error"), unknown) | found
     found |= _measure_order(labels, scores, counts)
     logs = _log_softmax(scores if calibrated is None else calibrated)
-    own = np.arange(len(labels)), labels
-    losses, constant = -logs[own], -np.log(shares[labels])
-    found["log_loss"] = _compare_rows(losses, constant)
-    truth = np.zeros_like(logs)
-    truth[own] = 1
+    losses = -logs[np.arange(len(labels)), labels]
+    found["log_loss"] = _compare_rows(losses, -np.log(shares[labels]))
+    truth = np.arange(logs.shape[1]) == labels[:, None]
     # Of two classes it is the squared error of one, as is usual.
     half = 0.5 if logs.shape[1] == 2 else 1.0
-    padded = np.zeros(logs.shape[1])
-    padded[: len(shares)] = shares
-    squares = [half * np.sum((p - truth) ** 2, axis=1) for p in (np.exp(logs), padded)]
+    squares = [half * np.sum((p - truth) ** 2, axis=1) for p in (np.exp(logs), shares)]
     found["brier"] = _compare_rows(*squares)
     table = measure_reliability(labels, np.exp(logs))
     gaps = np.abs(table[:, 0] - table[:, 1])

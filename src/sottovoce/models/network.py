@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,15 +80,12 @@ class Network:
     project_seed: int = 0
     source: str | None = field(default=None, compare=False)
 
-    @property
-    def name(self) -> str:
-        """The name in messages."""
-        return "network"
+    name: ClassVar[str] = "network"  # in messages
 
     def apply(self, x: NDArray[np.floating]) -> Floats:
         """Return the features of every row, (n, numbers of a sample) → (n, width) of float32."""
         assert self.source is not None, "a network of a message is located first"
-        network, found = open_network(self.source), np.empty((len(x), self.width), np.float32)
+        network, rows = open_network(self.source), np.empty((len(x), self.width), np.float32)
         starts = range(0, len(x), _BLOCK)
         for start in _track(starts) if len(x) > 8 * BATCH else starts:
             block = np.asarray(x[start : start + _BLOCK], np.float32).reshape(-1, *self.shape)
@@ -96,8 +93,8 @@ class Network:
             raw = np.concatenate(parts)
             if self.project:
                 raw = raw @ _draw_projection(raw.shape[1], self.project, self.project_seed)
-            found[start : start + _BLOCK] = centre_and_scale(raw, NORM)
-        return found
+            rows[start : start + _BLOCK] = centre_and_scale(raw, NORM)
+        return rows
 
     def load_or_apply(self, x: NDArray[np.floating], beside: Path | None) -> Floats:
         """Return `apply(x)`, kept in a file beside the rows' own file, with the same permissions.
@@ -109,22 +106,22 @@ class Network:
             return self.apply(x)
         digest = hashlib.sha256(repr(replace(self, source=None)).encode())
         digest.update(np.ascontiguousarray(x, np.float32).data)
-        kept = beside.parent / f".{beside.name}.{digest.hexdigest()[:32]}.features.npy"
+        stored = beside.parent / f".{beside.name}.{digest.hexdigest()[:32]}.features.npy"
         try:
-            found = np.load(kept, allow_pickle=False)
-            if found.shape == (len(x), self.width) and found.dtype == np.float32:
-                return cast(Floats, found)
+            rows = np.load(stored, allow_pickle=False)
+            if rows.shape == (len(x), self.width) and rows.dtype == np.float32:
+                return cast(Floats, rows)
         except (OSError, ValueError, EOFError):
             pass
-        found, partial = self.apply(x), kept.with_suffix(f".{os.getpid()}")
+        rows, partial = self.apply(x), stored.with_suffix(f".{os.getpid()}")
         try:
             mode = beside.stat().st_mode & 0o666
             with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as f:
-                np.save(f, found)
-            partial.replace(kept)
+                np.save(f, rows)
+            partial.replace(stored)
         except OSError:
             partial.unlink(missing_ok=True)
-        return found
+        return rows
 
 
 Lens: TypeAlias = Hog | Network
@@ -193,18 +190,18 @@ class OpenNetwork:
 
     def run_padded(self, samples: Floats) -> Floats:
         """Return the output of every sample, (n, numbers), always in batches of one size."""
-        found = []
+        chunks = []
         for start in range(0, len(samples), self.batch):
             chunk = samples[start : start + self.batch]
             padded = np.zeros((self.batch, *samples.shape[1:]), np.float32)
             padded[: len(chunk)] = chunk
             try:
-                found.append(np.asarray(self.run(padded), np.float32)[: len(chunk)])
+                chunks.append(np.asarray(self.run(padded), np.float32)[: len(chunk)])
             except (Exception, KeyboardInterrupt):
                 raise
             except BaseException as left:  # an exit that a sample causes would tell of it
                 raise RuntimeError(f"the network ends the process: {left!r}") from None
-        return np.concatenate(found).reshape(len(samples), -1)
+        return np.concatenate(chunks).reshape(len(samples), -1)
 
     def run_or_fail(self, samples: Floats) -> Floats:
         """Return the output of every sample of a batch; NaN for one that the network fails on.
@@ -215,19 +212,14 @@ class OpenNetwork:
         try:
             return self.run_padded(samples)
         except Exception:  # the network's own code may raise anything
-            found: list[Floats | None] = []
+            zeros = self.run_padded(np.zeros_like(samples[:1]))  # raised again if it fails on any
+            found = np.full((len(samples), zeros.shape[1]), np.nan, np.float32)
             for i in range(len(samples)):
                 alone = np.zeros_like(samples)
                 alone[i] = samples[i]
-                try:
-                    found.append(self.run_padded(alone)[i])
-                except Exception:
-                    found.append(None)
-        known = next((row for row in found if row is not None), None)
-        if known is None:
-            known = self.run_padded(np.zeros_like(samples[:1]))[0]
-        none = np.full_like(known, np.nan)
-        return np.stack([none if row is None else row for row in found])
+                with contextlib.suppress(Exception):
+                    found[i] = self.run_padded(alone)[i]
+            return found
 
 
 def open_network(source: str) -> OpenNetwork:
@@ -401,12 +393,12 @@ def pack_texts(texts: Iterable[str]) -> Floats:
     ((2, 1024), ['héllo', ''])
     """
     listed = list(texts)
-    found = np.zeros((len(listed), TEXT_NUMBERS), np.float32)
-    for row, text in zip(found, listed, strict=True):
+    packed = np.zeros((len(listed), TEXT_NUMBERS), np.float32)
+    for row, text in zip(packed, listed, strict=True):
         content = text.encode("utf-8", "replace")[:TEXT_BYTES]
         content += bytes(-len(content) % 3)
         row[: len(content) // 3] = np.frombuffer(content, np.uint8).reshape(-1, 3) @ _PLACES
-    return found
+    return packed
 
 
 def unpack_texts(packed: Floats) -> list[str]:
@@ -418,13 +410,10 @@ def unpack_texts(packed: Floats) -> list[str]:
 
 def as_samples(x: Any) -> Floats:
     """Return samples as float32; an array of texts, which has one dimension, is packed."""
-    found = np.asarray(x)
-    if (
-        found.ndim == 1
-        and found.dtype.kind in "UO"
-        and all(isinstance(text, str) for text in found)
-    ):
-        return pack_texts(found.tolist())
+    samples = np.asarray(x)
+    may_be_texts = samples.ndim == 1 and samples.dtype.kind in "UO"
+    if may_be_texts and all(isinstance(text, str) for text in samples):
+        return pack_texts(samples.tolist())
     return np.asarray(x, np.float32)
 
 
