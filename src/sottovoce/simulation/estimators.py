@@ -9,6 +9,7 @@ scikit-learn is optional: without it this module loads, and its classes say what
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -30,30 +31,24 @@ except ModuleNotFoundError:  # an optional extra
     BaseEstimator, ClassifierMixin, RegressorMixin = (type("Absent", (), {}) for _ in range(3))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _PrivateFederatedModel:
     """What both estimators share; see `PrivateFederatedClassifier`."""
 
-    classes_: NDArray[Any]
+    epsilon: float = 8.0
+    delta: float = 1e-5
+    clients: int = 10
+    rounds: int = 100
+    model: str = "softmax"
+    learning_rate: float | str = "auto"
+    clip: float = 1.0
+    held_out: float = 0.1
+    settings: tuple[str, ...] = ()
+    random_state: Any = None
 
-    def __init__(
-        self,
-        *,
-        epsilon: float = 8.0,
-        delta: float = 1e-5,
-        clients: int = 10,
-        rounds: int = 100,
-        model: str = "softmax",
-        learning_rate: float | str = "auto",
-        clip: float = 1.0,
-        held_out: float = 0.1,
-        settings: tuple[str, ...] = (),
-        random_state: Any = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         if BaseEstimator.__name__ == "Absent":
             raise ImportError("this needs scikit-learn; run: pip install 'sottovoce[sklearn]'")
-        self.epsilon, self.delta, self.clients, self.rounds = epsilon, delta, clients, rounds
-        self.model, self.learning_rate, self.clip = model, learning_rate, clip
-        self.held_out, self.settings, self.random_state = held_out, settings, random_state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()  # type: ignore[misc]
@@ -62,17 +57,24 @@ class _PrivateFederatedModel:
                 kind.poor_score = True  # noise; the data of scikit-learn's checks are tiny
         return tags
 
-    def _fit(self, X: NDArray[Any], y: NDArray[Any], client: Any, target: Any = None) -> Self:
-        """Deal the rows, play the run, and keep what came of it."""
+    def _fit(
+        self,
+        X: NDArray[Any],
+        y: NDArray[Any],
+        client: Any,
+        classes: int,
+        target: tuple[float, float] | None = None,
+    ) -> Self:
+        """Deal the rows, play the run, and keep what came of it; `target` is a number's range."""
         if not 0 < self.held_out < 1:
             raise InputError.of("held_out", self.held_out, "above 0 and below 1", "0.1 is usual")
         random = check_random_state(self.random_state)
         # An order of one's own for each draw: rows are set aside, then dealt.
         order, seed = random.permutation(len(y)), int(random.randint(2**31))
         if client is None:
-            names, few = np.arange(max(1, min(self.clients, len(y) - 1))), len(y)
-            owner = np.empty(few, np.int64)
-            owner[order] = np.arange(few) % len(names)
+            names = np.arange(max(1, min(self.clients, len(y) - 1)))
+            owner = np.empty(len(y), np.int64)
+            owner[order] = np.arange(len(y)) % len(names)
         else:
             names, owner = np.unique(np.asarray(client), return_inverse=True)
             if owner.shape != y.shape:
@@ -87,21 +89,17 @@ class _PrivateFederatedModel:
             raise InputError.of("n_samples", len(y), bound, "give more rows or fewer clients")
         train = np.flatnonzero(~aside)
         train = train[np.argsort(owner[train], kind="stable")]
-        public = Samples(X[aside], y[aside])
-        loss = {} if target is None else {"loss": "squared"}
+        data = {"name": "arrays", "clients": len(names), "validation": 0, "test": int(aside.sum())}
         plan = Plan(
-            data={
-                "name": "arrays",
-                "clients": len(names),
-                "validation": 0,
-                "test": int(aside.sum()),
-            }
-            | ({} if target is None else {"target": list(target)}),
-            model={"name": self.model} | loss,
+            data=data | ({} if target is None else {"target": list(target)}),
+            model={"name": self.model} | ({} if target is None else {"loss": "squared"}),
             local={"learning_rate": self.learning_rate, "clip": self.clip},
             privacy={"epsilon": self.epsilon, "delta": self.delta},
             rounds={"schedule": "fixed", "rounds": self.rounds},
         ).replace(*self.settings)
+        if plan.regression is not None:
+            y = plan.regression.scale(y)
+        public = Samples(X[aside], y[aside])
         held = Holdings(
             samples=left,
             train=Samples(X[train], y[train]),
@@ -109,7 +107,7 @@ class _PrivateFederatedModel:
             test=public,
             split=None,
             shape=X.shape[1:],
-            classes=1 if target is not None else max(2, len(self.classes_)),
+            classes=classes,
             counted=target is None,
             test_owner=None if client is None else owner[aside].astype(np.int32),
             names=() if client is None else tuple(map(str, names.tolist())),
@@ -152,7 +150,7 @@ class PrivateFederatedClassifier(_PrivateFederatedModel, ClassifierMixin, BaseEs
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError.of("y", "1 class", "of two classes or more", "show every class")
-        return self._fit(X, codes.astype(np.int32), client)
+        return self._fit(X, codes.astype(np.int32), client, len(self.classes_))
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each class of `classes_` for each row."""
@@ -165,49 +163,20 @@ class PrivateFederatedClassifier(_PrivateFederatedModel, ClassifierMixin, BaseEs
         return np.asarray(self.classes_[self.run_.predict(rows)])
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateFederatedRegressor(_PrivateFederatedModel, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Simulates a private federation that predicts a number in the public range `target`.
 
     Labels beyond the range are cut to it. Everything else is as in `PrivateFederatedClassifier`.
     """
 
-    def __init__(
-        self,
-        *,
-        target: tuple[float, float] = (-1.0, 1.0),
-        epsilon: float = 8.0,
-        delta: float = 1e-5,
-        clients: int = 10,
-        rounds: int = 100,
-        model: str = "softmax",
-        learning_rate: float | str = 0.2,
-        clip: float = 1.0,
-        held_out: float = 0.1,
-        settings: tuple[str, ...] = (),
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            epsilon=epsilon,
-            delta=delta,
-            clients=clients,
-            rounds=rounds,
-            model=model,
-            learning_rate=learning_rate,
-            clip=clip,
-            held_out=held_out,
-            settings=settings,
-            random_state=random_state,
-        )
-        self.target = target
+    target: tuple[float, float] = (-1.0, 1.0)
+    learning_rate: float | str = 0.2
 
     def fit(self, X: Any, y: Any, client: Any = None) -> Self:
         """Train on rows X with numbers y; `client` names the site of each row."""
         X, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True, ensure_min_samples=2)
-        plan = Plan(
-            model={"name": "softmax", "loss": "squared"}, data={"target": list(self.target)}
-        )
-        assert plan.regression is not None
-        return self._fit(X, plan.regression.scale(y), client, self.target)
+        return self._fit(X, y, client, 1, self.target)
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the number of each row."""
