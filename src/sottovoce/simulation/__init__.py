@@ -2,5 +2,5 @@
 
 `compiled` plays a batch of runs with one launch a round, `accelerator` several rounds a launch,
 `streamed` reads rows that do not fit in memory, and `secure` lets every client make its own upload.
-From outside use `simulate.simulate`, `simulate.resume` and `many.simulate_many`.
+From outside use `simulate.simulate`, `simulate.resume` and `simulate.simulate_many`.
 """

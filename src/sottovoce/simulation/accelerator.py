@@ -31,18 +31,17 @@ from sottovoce.models.base import JaxModel, Params
 from sottovoce.server import rounds
 from sottovoce.simulation.compiled import (
     AfterRound,
+    BatchRound,
     BatchRun,
     Packing,
     PreparedRounds,
     RoundOptions,
     RoundResult,
     RunTable,
-    Seat,
     Seating,
     StackedRows,
     compute_round,
     count_seats,
-    make_orders,
     pack,
     unpack,
 )
@@ -83,9 +82,9 @@ def compile_stretch(
     compiled = lowered.compile()  # JAX caches it for the next run
 
     def launch(stack: RoundResult, words: Any) -> RoundResult:
-        made: RoundResult = compiled(rows, stack.params, stack.memory, words)
-        made.score.copy_to_host_async()  # begun early, so that reading it does not wait
-        return made
+        results: RoundResult = compiled(rows, stack.params, stack.memory, words)
+        results.score.copy_to_host_async()  # begun early, so that reading it does not wait
+        return results
 
     return launch
 
@@ -142,9 +141,7 @@ def may_go_ahead(batch: list[BatchRun]) -> bool:
     """
     federations = [run.federation for run in batch]
     _, params, _, memory = batch[0].at
-    if any(federation.finish.best for federation in federations):
-        return False
-    if any(federation.parts.schedule is not None for federation in federations):
+    if any(fed.finish.best or fed.parts.schedule is not None for fed in federations):
         return False
     if any(leaf.dtype != np.float32 for leaf in jax.tree.leaves((params, memory))):
         return False
@@ -254,16 +251,14 @@ class AheadEngine:
         `known` is its first round, where that is not a guess.
         """
         opened = self.table.prepare_runs(self.live, self.guess) if known is None else known
-        if not opened or (self.begun and self._needs_fewer_seats(opened)):
+        if not opened or (self.begun and self.seating.is_too_large(opened)):
             return False
-        if self._needs_fewer_seats(opened):
+        if self.seating.is_too_large(opened):
             self.seating, self.launch = self.table.assign_seats(opened), None
-        stretch: list[PreparedRounds] = []
-        seats: list[Seat] = []
+        stretch: list[BatchRound] = []
         length = self._choose_length()
-        while opened and not self._needs_fewer_seats(opened):
-            seats += self.table.list_seats(self.seating, self.guess, opened)
-            stretch.append(opened)
+        while opened and not self.seating.is_too_large(opened):
+            stretch.append((opened, list(self.guess)))
             for i, prepared in opened.items():
                 federation = self.table.batch[i].federation
                 self.guess[i] = rounds.guess_next_state(federation, self.guess[i], prepared)
@@ -271,7 +266,7 @@ class AheadEngine:
             if len(stretch) == length:
                 break
             opened = self.table.prepare_runs(self.live, self.guess)
-        words, layout = self._pack_stretch(stretch, seats)
+        words, layout = self._pack_stretch(stretch)
         if self.launch is None:
             first = repeat_models(*self.table.gather_models(self.seating), self.most)
             self.start, self.index = Future(), 0
@@ -285,26 +280,20 @@ class AheadEngine:
         given = jax.device_put(words)  # one array: each has its own cost
         # That thread has launched the stretch before.
         stack = self.thread.submit(lambda: launch(start.result(), given))
-        self.begun.append(_Stretch(stretch, stack, time.monotonic()))
+        self.begun.append(_Stretch([opened for opened, _ in stretch], stack, time.monotonic()))
         self.start, self.index = stack, len(stretch) - 1
         return True
-
-    def _needs_fewer_seats(self, opened: PreparedRounds) -> bool:
-        """Return whether half of the seats are enough."""
-        return 2 * len(opened) <= len(self.seating.runs) or not self.seating.runs
 
     def _choose_length(self) -> int:
         """Return as many rounds as were guessed right in a row, so that few are wasted."""
         sure = self.most if self.steady else max(1, min(self.right, FEWER))
         return max(1, min(self.most, sure, int(SECONDS / max(self.pace, 1e-6))))
 
-    def _pack_stretch(
-        self, stretch: list[PreparedRounds], seats: list[Seat]
-    ) -> tuple[Words, Packing]:
+    def _pack_stretch(self, stretch: list[BatchRound]) -> tuple[Words, Packing]:
         """Return the packed inputs [rounds + 1, runs, …]; beyond the last round zeros."""
         count = len(self.seating.runs)
-        now = np.array([next(iter(opened.values())).turn.t for opened in stretch], np.uint32)
-        orders = make_orders(seats, self.seating.always)
+        now = np.array([next(iter(opened.values())).turn.t for opened, _ in stretch], np.uint32)
+        orders = self.table.make_orders(self.seating, stretch)
         rows, layout = pack((orders, np.repeat(now, count)))
         words = np.zeros((self.most + 1, count, rows.shape[1]), np.uint32)
         words[: len(stretch)] = rows.reshape(len(stretch), count, -1)

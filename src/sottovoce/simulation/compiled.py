@@ -38,8 +38,7 @@ from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import stack_rows
 from sottovoce.runs.checkpoint import ServerState
 from sottovoce.schedules import optimizer
-from sottovoce.schedules.base import Round
-from sottovoce.schedules.optimizer import OPTIMIZER, Finish, Marks, StepInputs
+from sottovoce.schedules.optimizer import OPTIMIZER, StepInputs
 from sottovoce.server import rounds
 from sottovoce.server.federation import Federation, put_on_device
 
@@ -95,8 +94,8 @@ class StackedRows(NamedTuple):
 
     x: Any  # [splits, n, features], or `Inspected` with the same leading axis
     y: Array  # [splits, n]
-    owner: Array  # [splits, n]: the client a row belongs to
-    samples: Array  # [splits, clients]: how many rows each client has
+    owner: Any  # [splits, n]: the client a row belongs to
+    samples: Any  # [splits, clients]: how many rows each client has
     valid_x: Array  # [splits, v, features]: the public validation set
     valid_y: Array  # [splits, v]
 
@@ -206,7 +205,9 @@ def _compute_runs(
     def compute_run(
         params: Params, memory: dict[str, Params], order: Orders, t: Array
     ) -> RoundResult:
-        data: StackedRows = jax.tree.map(lambda leaf: _take_split(leaf, order.split), rows)
+        # With one split there is nothing to choose, and no copy to make.
+        split = 0 if rows.y.shape[0] == 1 else order.split
+        data: StackedRows = jax.tree.map(lambda leaf: leaf[split], rows)
         key = jax.random.fold_in(jax.random.wrap_key_data(order.key), t)
         if order.sigma.shape[0] == 1:
             new = _take_one_step(model, data, params, order, key, options)
@@ -249,21 +250,21 @@ def finish_step(
         return averaged, memory, [loss, accuracy, signal, signal]
     structure = jax.tree.structure(params)
     flat = [dict(enumerate(jax.tree.leaves(tree))) for tree in (params, averaged)]
-    kept: optimizer.Memory = {
+    kept_models: optimizer.Memory = {
         kind: dict(enumerate(jax.tree.leaves(tree))) for kind, tree in memory.items()
     }
-    leaves, kept = optimizer.take_step(numbers, kept, *flat)
+    leaves, kept_models = optimizer.take_step(numbers, kept_models, *flat)
     new = jax.tree.unflatten(structure, list(leaves.values()))
     loss, accuracy, signal = clipping.judge_public(model, new, *valid, metric)
     offered = signal
-    if "best" in kept:
-        if "average" in kept:
-            average = jax.tree.unflatten(structure, list(kept["average"].values()))
+    if "best" in kept_models:
+        if "average" in kept_models:
+            average = jax.tree.unflatten(structure, list(kept_models["average"].values()))
             offered = clipping.judge_public(model, average, *valid, metric)[2]
-        kept = optimizer.keep_better(kept, leaves, offered < numbers.best, jnp.where)
+        kept_models = optimizer.keep_better(kept_models, leaves, offered < numbers.best, jnp.where)
     memory = {
         kind: jax.tree.unflatten(jax.tree.structure(memory[kind]), list(leaves.values()))
-        for kind, leaves in kept.items()
+        for kind, leaves in kept_models.items()
     }
     return new, memory, [loss, accuracy, signal, offered]
 
@@ -271,11 +272,6 @@ def finish_step(
 def _separate_rows(x: Any) -> tuple[Array, Array]:
     """Return rows, and which of them are finite."""
     return (x.x, x.is_clean) if isinstance(x, Inspected) else (x, jnp.full(x.shape[0], True))
-
-
-def _take_split(leaf: Array, split: Array) -> Array:
-    # With one split there is nothing to choose, and no copy to make.
-    return leaf[0] if leaf.shape[0] == 1 else leaf[split]
 
 
 def _take_one_step(
@@ -381,19 +377,18 @@ def stack_splits(
 ) -> tuple[StackedRows, list[int]]:
     """Return the rows of all splits of the batch, stacked, and which split each run uses."""
     splits = {id(federation.held): federation.held for federation in federations}
+    rows_by_split = [
+        StackedRows(
+            inspect_rows(model, held.train),
+            put_on_device(held.train)[1],
+            held.owner,
+            held.samples.astype(np.float32),
+            *put_on_device(held.validation),
+        )
+        for held in splits.values()
+    ]
+    rows: StackedRows = jax.tree.map(lambda *leaves: _stack_arrays(leaves), *rows_by_split)
     index = {key: i for i, key in enumerate(splits)}
-    holdings = list(splits.values())
-    train, valid = [], [put_on_device(held.validation) for held in holdings]
-    for held in holdings:
-        train.append((inspect_rows(model, held.train), put_on_device(held.train)[1]))
-    rows = StackedRows(
-        x=jax.tree.map(lambda *leaves: _stack_arrays(leaves), *(x for x, _ in train)),
-        y=_stack_arrays([y for _, y in train]),
-        owner=_stack_arrays([held.owner for held in holdings]),
-        samples=_stack_arrays([held.samples.astype(np.float32) for held in holdings]),
-        valid_x=_stack_arrays([x for x, _ in valid]),
-        valid_y=_stack_arrays([y for _, y in valid]),
-    )
     return rows, [index[id(federation.held)] for federation in federations]
 
 
@@ -430,18 +425,18 @@ _INSPECTED: WeakKeyDictionary[Samples, dict[tuple[object, bool], Inspected]] = W
 
 def inspect_rows(model: JaxModel, samples: Samples) -> Inspected:
     """Return the rows prepared for `clipped_sum`, once for all runs that train on them."""
-    known = _INSPECTED.setdefault(samples, {})
+    inspected = _INSPECTED.setdefault(samples, {})
     x, dtype = put_on_device(samples)[0], jnp.zeros(()).dtype
     dtype_of_products = clipping.product_type(model, dtype)
     kind = (dtype_of_products, model.cleans_rows)
-    if kind not in known:
+    if kind not in inspected:
         is_clean, squared = _inspect_by_pieces(model, x)
         # Rows that need no change are not copied.
         same = dtype_of_products == x.dtype and (
             not model.cleans_rows or bool(np.all(np.asarray(is_clean)))
         )
-        known[kind] = Inspected(x if same else _inspect(model, x).x, is_clean, squared)
-    return known[kind]
+        inspected[kind] = Inspected(x if same else _inspect(model, x).x, is_clean, squared)
+    return inspected[kind]
 
 
 _inspect: Any = jax.jit(clipping.inspect, static_argnums=0)
@@ -472,65 +467,6 @@ def _stack_arrays(arrays: Sequence[jax.Array | NDArray[Any]]) -> jax.Array:
         alone: jax.Array = jax.device_put(np.asarray(arrays[0])[None])
         return alone
     return jnp.asarray(arrays[0])[None]
-
-
-class Seat(NamedTuple):
-    """One run's seat in a batch, and the round that it plays."""
-
-    federation: Federation
-    split: int
-    state: ServerState
-    prepared: rounds.PreparedRound | None  # None: the run is over, and its seat's result is ignored
-
-
-def make_orders(seats: Sequence[Seat], always: dict[str, NDArray[Any]]) -> Orders:
-    """Return the inputs of a round as arrays; `always` are those that stay the same in all rounds.
-
-    The seats may be those of several rounds, one after the other.
-    """
-    runs = [seat.federation for seat in seats[: len(always["rate"])]]
-    turns = len(seats) // len(runs)
-    if turns > 1:
-        always = {name: np.concatenate([column] * turns) for name, column in always.items()}
-    prepared = [seat.prepared for seat in seats]
-    weight, sigma = _stack_column(prepared, "weight"), _stack_column(prepared, "sigma")
-    signal_sigma = _stack_column(prepared, "signal_sigma")
-    return Orders(
-        **always,
-        split=np.array([seat.split for seat in seats], np.int32),
-        weight=weight.astype(np.float32),
-        std=rounds.average_noise(weight, sigma[:, 0]).astype(np.float32),
-        sigma=np.nan_to_num(sigma).astype(np.float32),
-        signal_std=rounds.average_noise(weight, signal_sigma).astype(np.float32),
-        finish=stack_numbers(
-            [seat.federation.finish for seat in seats],
-            [seat.state.marks for seat in seats],
-            [None if round_ is None else round_.turn for round_ in prepared],
-        ),
-        members=choose_members(runs, weight),
-    )
-
-
-def stack_numbers(
-    finishes: Sequence[Finish], marks: Sequence[Marks], turns: Sequence[Round | None]
-) -> StepInputs | None:
-    """Return the optimiser's inputs for a batch as arrays; None where it changes nothing.
-
-    A run that is over has no round: the result of its seat is ignored.
-    """
-    if finishes[0].idle:
-        return None
-    numbers = [
-        finish.step_inputs(mark, 0, 1)
-        if turn is None
-        else finish.step_inputs(mark, turn.t, turn.horizon)
-        for finish, mark, turn in zip(finishes, marks, turns, strict=True)
-    ]
-    columns: dict[str, Any] = {
-        name: np.array([getattr(inputs, name) for inputs in numbers], np.float32)
-        for name in ("momentum", "scale", "share", "best")
-    }
-    return StepInputs(**columns, transformation=finishes[0].transformation)
 
 
 FEW_ROWS = 256  # of a client; with fewer, going client by client costs more than it saves
@@ -574,34 +510,17 @@ def fill_cohort(weight: ArrayLike, size: int) -> NDArray[np.int32]:
 
 
 def _stack_column(
-    rounds_by_seat: Sequence[rounds.PreparedRound | None], name: str
+    prepared: Sequence[rounds.PreparedRound | None], name: str
 ) -> NDArray[np.float64]:
     """Return one field of every run's round as an array; zeros for a run that is over."""
-    known = {
-        i: getattr(round_of_run, name)
-        for i, round_of_run in enumerate(rounds_by_seat)
-        if round_of_run is not None
-    }
-    idle = np.zeros_like(next(iter(known.values())))
-    return stack_rows([known.get(i, idle) for i in range(len(rounds_by_seat))])
-
-
-def collect_constants(
-    federations: Sequence[Federation], seeds: Sequence[int]
-) -> dict[str, NDArray[Any]]:
-    """Return the inputs that stay the same in all rounds of these runs."""
-    plans = [federation.plan for federation in federations]
-    weights = [federation.recipe.class_weights for federation in federations]
-    return {
-        **({} if weights[0] is None else {"class_weights": np.array(weights, np.float32)}),
-        "rate": np.array([plan.local.rate for plan in plans], np.float32),
-        "clip": np.array([federation.recipe.clip for federation in federations], np.float32),
-        "bound": np.array([plan.server.loss_bound or 0.0 for plan in plans], np.float32),
-        "key": np.stack([seeding.make_key_words(seed, Purpose.NOISE) for seed in seeds]),
-    }
+    columns = [None if opened is None else getattr(opened, name) for opened in prepared]
+    idle = np.zeros_like(next(column for column in columns if column is not None))
+    return stack_rows([idle if column is None else column for column in columns])
 
 
 PreparedRounds = dict[int, rounds.PreparedRound]  # the next round of each run of the batch
+# A round of a batch: that of each run which is not over, and the states of all runs before it.
+BatchRound = tuple[PreparedRounds, Sequence[ServerState]]
 
 
 class BatchRun(rounds.Run):
@@ -643,24 +562,22 @@ def _take_model(stacked: Any, index: int | tuple[int, int]) -> Any:
 AfterRound = Callable[[BatchRun], None]
 
 
-def stack_tree(params: Params) -> Params:
-    """Return a model as a batch of one."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], params)
-
-
 def stack_models(
     model: Model, params: optimizer.Leaves, memory: optimizer.Memory
 ) -> tuple[Params, int, dict[str, Params]]:
-    """Return models, given by the names of their parameters, as those of a batch of one."""
-    return stack_tree(model.unflatten(dict(params))), 0, stack_memory(model, memory)
+    """Return models, given by the names of their parameters, as those of a batch of one.
 
+    Of what the optimiser keeps all are models, but the state of the user's, which stays as it is.
+    """
 
-def stack_memory(model: Model, memory: optimizer.Memory) -> dict[str, Params]:
-    """Return what the server's optimiser keeps as a batch of one: models, or a state as it is."""
-    return {
-        kind: stack_tree(dict(leaves) if kind == OPTIMIZER else model.unflatten(dict(leaves)))
+    def stack(tree: Params) -> Params:
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], tree)
+
+    stacked = {
+        kind: stack(dict(leaves) if kind == OPTIMIZER else model.unflatten(dict(leaves)))
         for kind, leaves in memory.items()
     }
+    return stack(model.unflatten(dict(params))), 0, stacked
 
 
 Models = tuple[Params, dict[str, Params]]  # of a batch, stacked, with the optimiser's models
@@ -671,6 +588,10 @@ class Seating(NamedTuple):
 
     runs: list[int]
     always: dict[str, NDArray[Any]]  # inputs that stay the same in all rounds
+
+    def is_too_large(self, opened: PreparedRounds) -> bool:
+        """Return whether half of the seats are enough; also where there are none yet."""
+        return 2 * len(opened) <= len(self.runs) or not self.runs
 
 
 SEATS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32)  # few, because each number is compiled
@@ -712,10 +633,20 @@ class RunTable:
         spare = count_seats(len(live)) - len(live)
         runs = live + live[:1] * spare
         seated = [self.batch[i] for i in runs]
-        return Seating(
-            runs,
-            collect_constants([run.federation for run in seated], [run.seed for run in seated]),
-        )
+        plans = [run.federation.plan for run in seated]
+        recipes = [run.federation.recipe for run in seated]
+        keys = [seeding.make_key_words(run.seed, Purpose.NOISE) for run in seated]
+        always = {
+            "split": np.array([self.split[i] for i in runs], np.int32),
+            "rate": np.array([plan.local.rate for plan in plans], np.float32),
+            "clip": np.array([recipe.clip for recipe in recipes], np.float32),
+            "bound": np.array([plan.server.loss_bound or 0.0 for plan in plans], np.float32),
+            "key": np.stack(keys),
+        }
+        if recipes[0].class_weights is not None:
+            weights = [recipe.class_weights for recipe in recipes]
+            always["class_weights"] = np.array(weights, np.float32)
+        return Seating(runs, always)
 
     def gather_models(self, seating: Seating) -> Models:
         """Return the models of the seated runs, and those that the optimiser keeps."""
@@ -724,41 +655,59 @@ class RunTable:
         if all(models is params for _, models, _, _ in at):  # of the same round: one launch
             positions = np.array([position for _, _, position, _ in at])
             where = tuple(positions.reshape(len(at), -1).T)
-            found: Models = _take_models((params, memory), where)
+            gathered: Models = _take_models((params, memory), where)
         else:
             runs = [self.batch[i] for i in seating.runs]
             models = [jax.tree.map(np.asarray, (run.params, run.memory)) for run in runs]
             # JAX's arrays from the first round on: numpy's would need another compilation.
-            found = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *models)
+            gathered = jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *models)
         mesh = self.options.mesh
-        return found if mesh is None else jax.device_put(found, NamedSharding(mesh, WHOLE))
+        return gathered if mesh is None else jax.device_put(gathered, NamedSharding(mesh, WHOLE))
 
-    def list_seats(
-        self, seating: Seating, states: list[ServerState], opened: PreparedRounds
-    ) -> list[Seat]:
-        """Return the seats with their rounds; the result of a run that is over is ignored."""
-        return [
-            Seat(self.batch[i].federation, self.split[i], states[i], opened.get(i))
-            for i in seating.runs
-        ]
+    def make_orders(self, seating: Seating, batch_rounds: Sequence[BatchRound]) -> Orders:
+        """Return the inputs of these rounds as arrays, one round after the other.
+
+        A run that is over has no round: the result of its seat is ignored.
+        """
+        federations = [self.batch[i].federation for i in seating.runs]
+        prepared = [opened.get(i) for opened, _ in batch_rounds for i in seating.runs]
+        weight, sigma = _stack_column(prepared, "weight"), _stack_column(prepared, "sigma")
+        signal_sigma, inputs = _stack_column(prepared, "signal_sigma"), None
+        if not federations[0].finish.idle:
+            steps = []
+            for opened, states in batch_rounds:
+                for i, federation in zip(seating.runs, federations, strict=True):
+                    at = (opened[i].turn.t, opened[i].turn.horizon) if i in opened else (0, 1)
+                    steps.append(federation.finish.step_inputs(states[i].marks, *at))
+            inputs = jax.tree.map(lambda *numbers: np.array(numbers, np.float32), *steps)
+        always, count = seating.always.items(), len(batch_rounds)
+        return Orders(
+            **{name: np.concatenate([column] * count) for name, column in always},
+            weight=weight.astype(np.float32),
+            std=rounds.average_noise(weight, sigma[:, 0]).astype(np.float32),
+            sigma=np.nan_to_num(sigma).astype(np.float32),
+            signal_std=rounds.average_noise(weight, signal_sigma).astype(np.float32),
+            finish=inputs,
+            members=choose_members(federations, weight),
+        )
 
     def split_results(
         self,
         seating: Seating,
         opened: PreparedRounds,
         score: NDArray[Any],
-        made: Models,
+        models: Models,
         index: int | None = None,
     ) -> Iterator[tuple[int, rounds.PlayedRound]]:
         """Yield each run's round; models are by seat, or by round of a stretch and seat."""
         seats = {i: seat for seat, i in reversed([*enumerate(seating.runs)])}
-        params, memory = made
+        params, memory = models
         for i, prepared in opened.items():
             seat = seats[i]
             position = seat if index is None else (index, seat)
             loss, accuracy, signal, offered = score[seat].tolist()
-            models = (params, position, memory)
-            yield i, rounds.PlayedRound(prepared, loss, accuracy, signal, offered, models)
+            at = params, position, memory
+            yield i, rounds.PlayedRound(prepared, loss, accuracy, signal, offered, at)
 
 
 @jax.jit
@@ -774,27 +723,26 @@ class CompiledEngine:
     """The engine with one launch a round: for a CPU, and where the next round cannot be guessed."""
 
     def __init__(self, model: JaxModel, batch: list[BatchRun]) -> None:
-        self.table, self.model, self.batch = RunTable(model, batch), model, batch
+        self.table, self.model = RunTable(model, batch), model
         self.seating = Seating([], {})
         self.params: Params = None
         self.memory: dict[str, Params] = {}
 
     def prepare_rounds(self, live: Sequence[int]) -> PreparedRounds:
         """Price and debit the next round of each run that is not over."""
-        return self.table.prepare_runs(live, [run.state for run in self.batch])
+        return self.table.prepare_runs(live, [run.state for run in self.table.batch])
 
     def begin_rounds(self, opened: PreparedRounds) -> bool:
         """Launch the round, and begin to copy its scores to the host."""
-        if 2 * len(opened) <= len(self.seating.runs) or self.params is None:
+        if self.seating.is_too_large(opened):
             self.seating = self.table.assign_seats(opened)
             self.params, self.memory = self.table.gather_models(self.seating)
-        states = [run.state for run in self.batch]
-        seats = self.table.list_seats(self.seating, states, opened)
+        batch_round = opened, [run.state for run in self.table.batch]
         outcome = play_round(
             self.model,
             self.table.rows,
             self.params,
-            make_orders(seats, self.seating.always),
+            self.table.make_orders(self.seating, [batch_round]),
             next(iter(opened.values())).turn.t,
             memory=self.memory,
             **self.table.options._asdict(),

@@ -237,7 +237,7 @@ def describe_plan(
     terms, zeros = Terms(1, 1, calibration=plan.privacy.calibration), np.zeros(model.size)
     form = replace(model.form(), rows_per_person=plan.rows_per_person, target=held.target)
     codes = describe.list_uncovered(plan.local.unit, *federation.not_covered("unvaulted"))
-    found = []
+    descriptions = []
     for i, samples in enumerate(held.samples.tolist()):
         rows, change = held.client(i), grid.grid_sensitivity(plan.local.unit, samples)
         paid = release.price(Tank.full(federation.capacity[i]), turn, terms, change=change)
@@ -250,7 +250,7 @@ def describe_plan(
             paid=paid,
             head={"kind": "upload"},
         )
-        made = describe.make_description(
+        description = describe.make_description(
             held.layout,
             upload.params[PARAMETER],
             upload.sigma[0],
@@ -261,5 +261,5 @@ def describe_plan(
             bins=bins,
             not_covered=codes,
         )
-        found.append(made)
-    return describe.combine(found)
+        descriptions.append(description)
+    return describe.combine(descriptions)

@@ -60,13 +60,7 @@ from sottovoce.server.federation import (
 )
 from sottovoce.server.rounds import Interrupts, check_interrupts
 from sottovoce.simulation import accelerator, compiled, streamed
-from sottovoce.simulation.compiled import (
-    AfterRound,
-    BatchRun,
-    stack_memory,
-    stack_models,
-    stack_tree,
-)
+from sottovoce.simulation.compiled import AfterRound, BatchRun, stack_models
 
 # A plan, the path of its TOML file, or its keys.
 PlanLike: TypeAlias = Plan | str | Path | Mapping[str, Any] | None
@@ -81,14 +75,16 @@ class Callbacks:
     ) -> None:
         self.on_round = [on_round] if on_round is not None else []
         self.on_end = [on_end] if on_end is not None else []
-        self.trackers = [given for given in objects if isinstance(given, str)]
-        for given in (given for given in objects if not isinstance(given, str)):
-            found = getattr(given, "on_round", None), getattr(given, "on_end", None)
-            if found == (None, None):
+        self.trackers = [callback for callback in objects if isinstance(callback, str)]
+        for callback in objects:
+            if isinstance(callback, str):
+                continue
+            methods = getattr(callback, "on_round", None), getattr(callback, "on_end", None)
+            if methods == (None, None):
                 bound = "objects with on_round(done) or on_end(run)"
-                raise InputError.of("callbacks", given, bound, "or pass on_round=, on_end=")
-            self.on_round += [call for call in found[:1] if call is not None]
-            self.on_end += [call for call in found[1:] if call is not None]
+                raise InputError.of("callbacks", callback, bound, "or pass on_round=, on_end=")
+            self.on_round += [call for call in methods[:1] if call is not None]
+            self.on_end += [call for call in methods[1:] if call is not None]
         for call in (*self.on_round, *self.on_end):
             if not callable(call):
                 raise InputError.of("callbacks", call, "functions", "give a function of one value")
@@ -236,7 +232,8 @@ def resume(
     checkpoint.require_stopped(folder)
     given = None if data is None else Given(data, validation, test, person)
     with Interrupts() as interrupts, hold_folder(folder):
-        state, arrays, header, kept = checkpoint.load(folder)  # after another process let go of it
+        # Only now, after another process let go of the folder.
+        state, arrays, header, memory = checkpoint.load(folder)
         plan, seed = Plan(**header["plan"]), int(header["seed"])
         calls.follow(plan, folder)
         federation = build(plan, seed=seed, data=given, model=model, parts=parts)
@@ -247,7 +244,7 @@ def resume(
                 "data, so resume with the same, or start a new run"
             )
         federation.log_advice()
-        run = BatchRun(federation, seed, (state, *stack_models(federation.model, arrays, kept)))
+        run = BatchRun(federation, seed, (state, *stack_models(federation.model, arrays, memory)))
         return play_run(run, calls, folder, interrupts, header.get("not_covered", ()))
 
 
@@ -299,12 +296,13 @@ def play_run(
 
     def write_outcome(status: Status) -> Trained:
         save_checkpoint(run.state)
-        made, params = describe_run(run, status, began, header["not_covered"]), run.final_model
+        params = run.final_model
+        result = describe_run(run, status, began, header["not_covered"])
         if folder is not None:
-            record.write_run(folder, made, run.federation, run.state, flatten_parameters(params))
+            record.write_run(folder, result, run.federation, run.state, flatten_parameters(params))
             if status == "finished":
                 (folder / checkpoint.NAME).unlink()
-        trained = Trained(made.to_dict(), run.federation.model, params, folder)
+        trained = Trained(result.to_dict(), run.federation.model, params, folder)
         for on_end in calls.on_end:
             on_end(trained)
         return trained
@@ -326,26 +324,23 @@ def play_batch(
     `guess`: an accelerator may begin rounds before the losses of earlier ones are known.
     """
     first = batch[0].federation
+    engine: Callable[[BatchRun], rounds.Engine]
     if first.plan.noise == "secure":
         from sottovoce.simulation import secure  # it loads what a device needs
 
-        for run in batch:
-            yield from rounds.play_rounds(
-                [run], secure.SecureEngine(run, before_release), after_round
-            )
+        engine = partial(secure.SecureEngine, before_release=before_release)
+    elif not isinstance(first.model, JaxModel):
+        engine = streamed.SummingEngine
+    elif streamed.is_streamed(first.held):
+        engine = streamed.StreamedEngine
+    else:
+        # A CPU gains nothing from beginning rounds early.
+        guess = guess and jax.default_backend() != "cpu" and accelerator.may_go_ahead(batch)
+        play = accelerator.play_ahead if guess else compiled.play_compiled
+        yield from play(first.model, batch, after_round)
         return
-    if not isinstance(first.model, JaxModel):
-        for run in batch:
-            yield from rounds.play_rounds([run], streamed.SummingEngine(run), after_round)
-        return
-    if streamed.is_streamed(first.held):
-        for run in batch:
-            yield from rounds.play_rounds([run], streamed.StreamedEngine(run), after_round)
-        return
-    # A CPU gains nothing from beginning rounds early.
-    guess = guess and jax.default_backend() != "cpu" and accelerator.may_go_ahead(batch)
-    play = accelerator.play_ahead if guess else compiled.play_compiled
-    yield from play(first.model, batch, after_round)
+    for run in batch:
+        yield from rounds.play_rounds([run], engine(run), after_round)
 
 
 class First(NamedTuple):
@@ -358,26 +353,21 @@ class First(NamedTuple):
 
 
 def start_run(
-    federation: Federation, seed: int, known: dict[tuple[Any, ...], First] | None = None
+    federation: Federation, seed: int, scored: dict[tuple[Any, ...], First] | None = None
 ) -> BatchRun:
     """Return a run before its first round; refuse what cannot run, before anything is written.
 
-    `known` are first models by model, seed, rows and signal: runs that share these share the model.
+    `scored` are first models by model, seed, rows and signal: runs that share these share one.
     """
-    is_simulated = federation.plan.noise == "simulated"
-    if (
-        is_simulated
-        and federation.plan.rows_per_person
-        and not isinstance(federation.model, JaxModel)
-    ):
+    plan, scored = federation.plan, {} if scored is None else scored
+    needs_jax = plan.noise == "simulated" and plan.rows_per_person
+    if needs_jax and not isinstance(federation.model, JaxModel):
         bound = "record or client for a model that is not JAX's"
         raise InputError.of("local.unit", "person", bound, "or set noise = secure")
-    known = {} if known is None else known
-    plan = federation.plan
     key = (federation.model, seed, id(federation.held), plan.server.signal, plan.metric)
-    if key not in known:
-        known[key] = _score_first_model(federation, seed)
-    start = known[key]
+    if key not in scored:
+        scored[key] = _score_first_model(federation, seed)
+    start = scored[key]
     if federation.parts.metrics:  # one that fails must not fail after the last round
         measure_model(federation, start.params)
     tank = federation.tank()
@@ -385,9 +375,9 @@ def start_run(
     state = rounds.make_first_state(
         federation, start.loss, start.accuracy, start.signal, tank, *begun
     )
-    memory = federation.finish.begin(flatten_parameters(start.params))
-    kept = stack_memory(federation.model, memory)
-    return BatchRun(federation, seed, (state, stack_tree(start.params), 0, kept))
+    params = flatten_parameters(start.params)
+    models = stack_models(federation.model, params, federation.finish.begin(params))
+    return BatchRun(federation, seed, (state, *models))
 
 
 def _score_first_model(federation: Federation, seed: int) -> First:
@@ -654,12 +644,12 @@ def _spread_jobs(
 
 def _read_portion(task: Future[list[Trained] | SottovoceError]) -> list[Trained]:
     try:
-        made = task.result()
+        portion = task.result()
     except Exception as error:  # of the executor, or of a model of the user's
         raise RunError(f"a worker failed ({error!r:.300}); what is stored is kept") from error
-    if isinstance(made, SottovoceError):
-        raise made
-    return made
+    if isinstance(portion, SottovoceError):
+        raise portion
+    return portion
 
 
 def open_executor(on: str | Executor | None) -> AbstractContextManager[Executor | None]:
@@ -685,10 +675,9 @@ class RayExecutor(Executor):
         self.is_ours = not ray.is_initialized()
         if self.is_ours:
             if not address and "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ:
-                text = (
+                raise InputError(
                     "ray was imported before it could be kept off the network; call ray.init first"
                 )
-                raise InputError(text)
             how: dict[str, Any] = {} if address else {"include_dashboard": False}
             try:
                 with warnings.catch_warnings():  # JAX warns of the processes that Ray starts

@@ -45,7 +45,6 @@ from sottovoce.simulation.compiled import (
     draw_simulated_noise,
     finish_step,
     stack_models,
-    stack_numbers,
 )
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -67,7 +66,7 @@ def is_streamed(held: Holdings) -> bool:
     return is_stored(held.train.x)
 
 
-class HostEngine:
+class HostEngine(ABC):
     """What engines of one run that compute a round on the host have in common."""
 
     def __init__(self, run: BatchRun) -> None:
@@ -82,8 +81,28 @@ class HostEngine:
         """Begin nothing: the host itself computes the round."""
         return False
 
+    def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
+        """Compute the round, unless nobody uploads."""
+        if opened[0].uploads.any():
+            return [(0, self.play_round(opened[0]))]
+        return [(0, rounds.PlayedRound(opened[0], math.nan, math.nan, math.nan, math.nan, ()))]
 
-class AveragingEngine(HostEngine, ABC):
+    @abstractmethod
+    def play_round(self, paid: PreparedRound) -> rounds.PlayedRound:
+        """Compute a round in which clients upload."""
+
+
+def make_round_key(words: Any, t: Any) -> Any:
+    """Return the key of a round's simulated noise from the run's, the same as in `compiled`."""
+    return jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(words)), t)
+
+
+def draw_signal_noise(key: Any, std: float) -> float:
+    """Draw the noise of the clients' mean loss, the same as in `compiled`."""
+    return std * float(jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1))))
+
+
+class AveragingEngine(HostEngine):
     """The engine of one run that makes the mean upload of a round in numpy."""
 
     @abstractmethod
@@ -92,11 +111,9 @@ class AveragingEngine(HostEngine, ABC):
     ) -> tuple[Arrays, PreparedRound, float | None]:
         """Return the mean upload, the round with its noise, and the loss that steers, if known."""
 
-    def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
+    def play_round(self, paid: PreparedRound) -> rounds.PlayedRound:
         """Compute the mean upload of the cohort, and make the next model of it."""
-        run, paid, federation = self.run, opened[0], self.run.federation
-        if not paid.uploads.any():
-            return [(0, rounds.PlayedRound(paid, math.nan, math.nan, math.nan, math.nan, ()))]
+        run, federation = self.run, self.run.federation
         params, memory = run.name_models()
         averaged, paid, steering = self.average(paid, params)
         params, memory, offered = apply_optimizer(
@@ -108,7 +125,7 @@ class AveragingEngine(HostEngine, ABC):
             steering, _ = score_model(federation.model, tree, federation.held.train)
         models = stack_models(federation.model, params, memory)
         signal = signal if steering is None else steering
-        return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, models))]
+        return rounds.PlayedRound(paid, loss, accuracy, signal, offered, models)
 
 
 class StreamedEngine(HostEngine):
@@ -119,29 +136,26 @@ class StreamedEngine(HostEngine):
         self.valid = put_on_device(run.federation.held.validation)
         self.key = seeds.make_key_words(run.seed, Purpose.NOISE)
 
-    def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
+    def play_round(self, paid: PreparedRound) -> rounds.PlayedRound:
         """Compute the round, block by block."""
-        run, paid = self.run, opened[0]
-        federation, model = run.federation, cast(JaxModel, run.federation.model)
-        if not paid.uploads.any():
-            return [(0, rounds.PlayedRound(paid, math.nan, math.nan, math.nan, math.nan, ()))]
+        run, federation = self.run, self.run.federation
         # JAX's arrays from the first round on: numpy's would need another compilation.
         params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
         step, client_loss = sum_blocks(federation, params, paid.weight)
-        batch_inputs = stack_numbers([federation.finish], [run.state.marks], [paid.turn])
-        alone = jax.tree.map(lambda column: column[0], batch_inputs)
+        finish, turn = federation.finish, paid.turn
+        numbers = finish.step_inputs(run.state.marks, turn.t, turn.horizon)
+        inputs = None if finish.idle else jax.tree.map(np.float32, numbers)
         noise: Any = (self.key, np.uint32(paid.turn.t), np.float32(paid.std))
-        metric = federation.plan.metric
+        model, metric = cast(JaxModel, federation.model), federation.plan.metric
         new, memory, score = _close_round(
-            model, metric, params, memory, step, noise, alone, self.valid
+            model, metric, params, memory, step, noise, inputs, self.valid
         )
         loss, accuracy, signal, offered = np.asarray(score).tolist()
         if federation.plan.server.signal == "clients":
-            key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(self.key)), noise[1])
-            drawn = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)))
-            signal = float(client_loss) + paid.signal_std * float(drawn)
+            key = make_round_key(*noise[:2])
+            signal = float(client_loss) + draw_signal_noise(key, paid.signal_std)
         new, memory = jax.tree.map(lambda leaf: leaf[None], (new, memory))
-        return [(0, rounds.PlayedRound(paid, loss, accuracy, signal, offered, (new, 0, memory)))]
+        return rounds.PlayedRound(paid, loss, accuracy, signal, offered, (new, 0, memory))
 
 
 class SummingEngine(AveragingEngine):
@@ -152,8 +166,8 @@ class SummingEngine(AveragingEngine):
     ) -> tuple[Arrays, PreparedRound, float | None]:
         """Return w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + noise, as `compiled` does."""
         federation, rate = self.run.federation, self.run.federation.plan.local.rate
-        words = jnp.asarray(seeds.make_key_words(self.run.seed, Purpose.NOISE))
-        key = jax.random.fold_in(jax.random.wrap_key_data(words), np.uint32(paid.turn.t))
+        words = seeds.make_key_words(self.run.seed, Purpose.NOISE)
+        key = make_round_key(words, np.uint32(paid.turn.t))
         signal = self._average_losses(paid, params, key)
         if len(paid.sigma) == 1:
             coefficient = paid.weight * rate / federation.samples
@@ -190,8 +204,7 @@ class SummingEngine(AveragingEngine):
         for x, y, weight in self._read_blocks(paid.weight / federation.samples):
             losses = np.nan_to_num(federation.model.losses(params, x, y), nan=np.inf)
             mean += float(np.clip(losses, 0, bound) @ weight)
-        drawn = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)))
-        return mean + paid.signal_std * float(drawn)
+        return mean + draw_signal_noise(key, paid.signal_std)
 
     def _read_blocks(self, coefficient: Floats) -> Iterator[tuple[Any, Any, NDArray[np.float32]]]:
         """Yield the rows of the clients that have a coefficient, and the coefficient of each."""
@@ -217,19 +230,21 @@ def sum_blocks(federation: Federation, params: Params, weight: Floats) -> tuple[
     mesh = compiled.choose_mesh(federation)
     if mesh is not None:  # every device adds up its own rows
         carried = jax.tree.map(lambda leaf: jnp.stack([leaf] * mesh.size), carried)
-    place = None if mesh is None else NamedSharding(mesh, compiled.BY_DEVICE)
+    sharding = None if mesh is None else NamedSharding(mesh, compiled.BY_DEVICE)
     wait: Any = jax.block_until_ready
     # One buffer is read into while the other is computed on; reusing both next round was slower.
     free, filled = _make_buffer(federation), _make_buffer(federation)
     selections = plan_blocks(federation.samples, coefficient, len(free.y))
     with ThreadPoolExecutor(1) as reader:
-        waiting = [reader.submit(_fill_buffer, federation.held, free, next(selections), place)]
+        waiting = [reader.submit(_fill_buffer, federation.held, free, next(selections), sharding)]
         while waiting:
             block = waiting.pop().result()
             wait(carried)  # only now the other buffer may be overwritten
             free, filled = filled, free
             if (selection := next(selections, None)) is not None:
-                waiting.append(reader.submit(_fill_buffer, federation.held, free, selection, place))
+                waiting.append(
+                    reader.submit(_fill_buffer, federation.held, free, selection, sharding)
+                )
             inputs = (params, block, clip, bound, by_class)
             carried = add_block(model, carried, *inputs, with_loss=with_loss, mesh=mesh)
             check_interrupts()
@@ -292,14 +307,9 @@ def _close_round(
     inputs: StepInputs | None,
     valid: tuple[Array, Array],
 ) -> tuple[Params, dict[str, Params], Array]:
-    """Add the noise, apply the optimiser, and return the models with four scores, as `compiled`.
-
-    Key and draw are those of `compiled`, so that a streamed run has the same noise.
-    """
+    """Add the noise, apply the optimiser, and return the models with four scores, as `compiled`."""
     words, t, std = noise
-    drawn = compiled.draw_simulated_noise(
-        jax.random.fold_in(jax.random.wrap_key_data(words), t), params, std
-    )
+    drawn = draw_simulated_noise(make_round_key(words, t), params, std)
     new = jax.tree.map(lambda w, g, z: w - g + z, params, step, drawn)
     new, memory, score = finish_step(model, params, new, memory, inputs, valid, metric)
     return new, memory, jnp.stack(score)
@@ -363,7 +373,7 @@ def _make_aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     return aligned
 
 
-def _fill_buffer(held: Holdings, buffer: Block, selection: RowSelection, place: Any) -> Block:
+def _fill_buffer(held: Holdings, buffer: Block, selection: RowSelection, sharding: Any) -> Block:
     """Read rows into the buffer and bring it to where JAX computes; runs in a thread."""
     where, weight = selection
     count = len(weight)
@@ -371,4 +381,4 @@ def _fill_buffer(held: Holdings, buffer: Block, selection: RowSelection, place: 
     train.x.read_rows(where, buffer.x[:count])
     train.y.read_rows(where, buffer.y[:count])
     buffer.weight[:count], buffer.weight[count:] = weight, 0
-    return Block(*jax.device_put(tuple(buffer), place, may_alias=True))
+    return Block(*jax.device_put(tuple(buffer), sharding, may_alias=True))
