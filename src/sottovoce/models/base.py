@@ -470,27 +470,27 @@ def build(
     >>> build("mlp", shape=(8, 8, 1), classes=10, hidden=32)
     Mlp(features=64, hidden=32, classes=10, number_loss=None)
     """
-    found = find_model(name)
-    names = [option.name for option in found.options]
+    kind = find_model(name)
+    names = [option.name for option in kind.options]
     for key, value in options.items():
         if value is not None and key not in names:
             remedy = f"leave it out: its own option is {', '.join(names) or 'none'}"
             raise InputError.of(key, value, f"absent for the model {name}", remedy)
     for size in shape:
         _require_at_least("every number of shape", size, 1, "give the sizes of one sample")
-    if number_loss is not None and not found.predicts_numbers:
+    if number_loss is not None and not kind.predicts_numbers:
         remedy = "choose softmax, mlp or cnn, which predict numbers, too"
         raise InputError.of("model.loss", number_loss, f"absent for the {name}", remedy)
     _require_at_least("classes", classes, 2 - (number_loss is not None), "count the labels")
-    if found.takes_pictures and len(shape) != 3:
+    if kind.takes_pictures and len(shape) != 3:
         remedy = "add an axis for the colours, X[..., None], or choose another model"
         raise InputError.of("shape", shape, f"(height, width, colours) for the {name}", remedy)
-    if found.most_classes is not None and classes > found.most_classes:
+    if kind.most_classes is not None and classes > kind.most_classes:
         raise InputError.of(
-            "classes", classes, f"{found.most_classes} for the model {name}", "choose another model"
+            "classes", classes, f"{kind.most_classes} for the model {name}", "choose another model"
         )
-    chosen = {option.name: option.choose(options.get(option.name)) for option in found.options}
-    model: Any = found.create(shape, classes, **chosen)
+    chosen = {option.name: option.choose(options.get(option.name)) for option in kind.options}
+    model: Any = kind.create(shape, classes, **chosen)
     made: NamedCode = model if number_loss is None else replace(model, number_loss=number_loss)
     return made
 
@@ -706,11 +706,11 @@ class Form:
             raise Malformed(f"the message's model is not one of {', '.join(known)}")
         options = () if name == OWN else find_model(name).options
         keys = {"name", "shape", "classes", *(option.name for option in options)}
-        keys |= {"target"} & values.keys()  # a client of before refuses a key it does not know
+        keys |= {"target"} & values.keys()  # an older client refuses a key that it does not know
         if isinstance(kind := values.get("features"), str) and kind in _LENS_KEYS:
             keys |= {"features", *_LENS_KEYS[kind]}
         if values.keys() - {_PERSON_KEY} != keys:
-            raise Malformed(f"the message's model {name} has not the keys of one")
+            raise Malformed(f"the message's model {name} has other keys than {sorted(keys)}")
         shape = values["shape"]
         if not isinstance(shape, list) or not 1 <= len(shape) <= 4:
             raise Malformed("the message's model has no shape of a sample")
@@ -762,7 +762,7 @@ def _read_features(values: Mapping[str, Any]) -> Lens | None:
         return network.read_message(shape, values)
     cell, *flags = (values[key] for key in _LENS_KEYS[name])
     if type(cell) is not int or not all(type(flag) is bool for flag in flags):
-        raise Malformed("the message's features are none that its model takes")
+        raise Malformed("the message's features have no whole number (cell) and two flags")
     lens = features.build(name, shape, cell, *flags)
     if lens is None or lens.shape != shape or lens.width > _LARGEST_SIZE:
         raise Malformed("the message's features are not those of a picture")
@@ -820,7 +820,7 @@ class IsolatedModel:
         while ranges:
             start, stop = ranges.pop()
             try:
-                found, is_alike = factor(params, *_keep_range(x, y, start, stop))
+                factors, is_alike = factor(params, *_keep_range(x, y, start, stop))
             except KeyboardInterrupt:
                 raise
             except BaseException:  # of a sample that the code fails on: NaN, as in a block
@@ -834,7 +834,7 @@ class IsolatedModel:
                 continue
             for i in [*np.flatnonzero(~is_alike[start:stop]) + start, stop]:
                 if start < i:
-                    yield found.take_rows(start, i)
+                    yield factors.take_rows(start, i)
                 if i < stop:
                     yield self.gradient_block(params, x[i : i + 1], y[i : i + 1])
                 start = i + 1
@@ -857,16 +857,16 @@ class IsolatedModel:
         compute: Callable[[Arrays, Floats, Any], Floats], width: int, params: Arrays, x: Any, y: Any
     ) -> Floats:
         """Return `width` numbers of each sample, from copies; NaN where the code fails."""
-        found = np.full((len(y), width), np.nan)
+        numbers = np.full((len(y), width), np.nan)
         for i in range(len(y)):
             row = slice(i, i + 1)
             try:
-                found[i] = compute(_copy_all(params), _copy(x[row]), _copy(y[row]))
+                numbers[i] = compute(_copy_all(params), _copy(x[row]), _copy(y[row]))
             except KeyboardInterrupt:
                 raise
             except BaseException:  # an exit that a sample causes would tell of it, too
                 continue
-        return found
+        return numbers
 
 
 def _find_code(form: Form, own_model: OwnModel | None) -> NamedCode | IsolatedModel | PersonCode:

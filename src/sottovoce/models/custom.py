@@ -104,7 +104,7 @@ def load_own_model(where: str) -> Model:
     return adopt_model(find_object(where), "model.own", where)
 
 
-def adopt_model(found: Any, key: str = "model", shown: Any = None) -> Model:
+def adopt_model(candidate: Any, key: str = "model", shown: Any = None) -> Model:
     """Return a model as it is, and a PyTorch module as a `TorchModel`.
 
     >>> adopt_model("mlp")
@@ -113,14 +113,14 @@ def adopt_model(found: Any, key: str = "model", shown: Any = None) -> Model:
     sottovoce.errors.InputError: model must be a model or a torch module, got 'mlp'; make it with \
 sottovoce.custom or TorchModel, or name a model in the plan
     """
-    if (torch := sys.modules.get("torch")) is not None and isinstance(found, torch.nn.Module):
+    if (torch := sys.modules.get("torch")) is not None and isinstance(candidate, torch.nn.Module):
         from sottovoce.models.torch_model import TorchModel
 
-        return TorchModel(found)
-    if isinstance(found, Model):
-        return found
+        return TorchModel(candidate)
+    if isinstance(candidate, Model):
+        return candidate
     remedy = "make it with sottovoce.custom or TorchModel, or name a model in the plan"
-    shown = found if shown is None else shown
+    shown = candidate if shown is None else shown
     raise InputError.of(key, shown, "a model or a torch module", remedy)
 
 
@@ -172,7 +172,7 @@ def _require_shapes(model: Custom, features: int, is_number: bool) -> None:
     try:
         params = jax.eval_shape(model.init, jax.random.key(0))
         jax.eval_shape(model.loss, params, x, y)
-        found = jax.eval_shape(model.predict, params, x).shape
+        shape = jax.eval_shape(model.predict, params, x).shape
     except SottovoceError:
         raise
     except Exception as error:  # its code may raise anything
@@ -180,9 +180,9 @@ def _require_shapes(model: Custom, features: int, is_number: bool) -> None:
             f"your own model does not fit rows of {features} numbers, scores and labels; correct "
             f"it ({explain_error(error)})"
         ) from None
-    if found != (2,):
+    if shape != (2,):
         bound, remedy = "one number for each of 2 rows, shape (2,)", "correct apply or predict"
-        raise InputError.of("predict of your own model", found, bound, remedy)
+        raise InputError.of("predict of your own model", shape, bound, remedy)
 
 
 def find_object(where: str, key: str = "model.own") -> Any:
@@ -211,7 +211,7 @@ got 'json'; name the file or package, a colon, and the model in it
 
 def explain_error(error: BaseException) -> str:
     """Return what went wrong; in the model's code also the kind of error, file and line."""
-    said = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:120]
+    message = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())[:120]
     origin = None
     if isinstance(error, SyntaxError):
         origin = error.filename, error.lineno
@@ -222,8 +222,8 @@ def explain_error(error: BaseException) -> str:
             if not is_library and code not in (__file__, importlib.__file__):
                 origin = code, line
     if origin is None or origin[0] is None:
-        return said
-    return f"{type(error).__name__} in line {origin[1]} of {Path(origin[0]).name}: {said}"
+        return message
+    return f"{type(error).__name__} in line {origin[1]} of {Path(origin[0]).name}: {message}"
 
 
 def split_name(where: str, key: str = "model.own") -> tuple[str, str]:

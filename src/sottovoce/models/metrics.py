@@ -136,7 +136,7 @@ def measure_classes(
     shares, right = counts / len(labels), predicted == labels
     most = int(np.argmax(counts))
     recalls = np.bincount(labels, weights=right)[present] / counts[present]
-    found = {
+    measured = {
         "accuracy": Measured(
             float(np.mean(right)), float(shares[most]), _error(right - 1.0 * (labels == most))
         ),
@@ -147,25 +147,25 @@ def measure_classes(
         ),
     }
     if scores is None:
-        return found
+        return measured
     if not np.isfinite(scores).all():
         unknown = Measured(math.nan, math.nan, math.nan)
-        return dict.fromkeys((*CLASS_METRICS, "calibration_error"), unknown) | found
-    found |= _measure_order(labels, scores, counts)
+        return dict.fromkeys((*CLASS_METRICS, "calibration_error"), unknown) | measured
+    measured |= _measure_order(labels, scores, counts)
     logs = _log_softmax(scores if calibrated is None else calibrated)
     losses = -logs[np.arange(len(labels)), labels]
-    found["log_loss"] = _compare_rows(losses, -np.log(shares[labels]))
+    measured["log_loss"] = _compare_rows(losses, -np.log(shares[labels]))
     truth = np.arange(logs.shape[1]) == labels[:, None]
     # Of two classes it is the squared error of one, as is usual.
     half = 0.5 if logs.shape[1] == 2 else 1.0
     squares = [half * np.sum((p - truth) ** 2, axis=1) for p in (np.exp(logs), shares)]
-    found["brier"] = _compare_rows(*squares)
+    measured["brier"] = _compare_rows(*squares)
     table = measure_reliability(labels, np.exp(logs))
     gaps = np.abs(table[:, 0] - table[:, 1])
-    found["calibration_error"] = Measured(
+    measured["calibration_error"] = Measured(
         float(np.average(gaps, weights=table[:, 2])), 0.0, math.nan
     )
-    return found
+    return measured
 
 
 def measure_regression(targets: Floats, predictions: Floats) -> dict[str, Measured]:
@@ -216,10 +216,10 @@ def _measure_order(
     for k in judged:
         many = int(counts[k])
         # `compute_auroc` and `compute_auprc` of one sort, with what every threshold adds.
-        found, false = _count_above(labels == k, ordered[:, k])
-        more, alarms = np.diff(found, prepend=0), np.diff(false, prepend=0)
-        areas.append(float(alarms @ (found - more / 2)) / (many * (rows - many)))
-        precisions.append(float(more @ (found / (found + false))) / many)
+        hits, false = _count_above(labels == k, ordered[:, k])
+        more, alarms = np.diff(hits, prepend=0), np.diff(false, prepend=0)
+        areas.append(float(alarms @ (hits - more / 2)) / (many * (rows - many)))
+        precisions.append(float(more @ (hits / (hits + false))) / many)
         # Of a ranking at random (Mann and Whitney): what it must be told apart from.
         errors.append(math.sqrt((rows + 1) / (12 * many * (rows - many))))
         binomial.append(float(_binomial_error(precisions[-1], many)))
@@ -296,12 +296,12 @@ def draw_curves(labels: NDArray[Any], logits: Floats) -> dict[str, Any]:
 
 
 def _draw_class(labels: NDArray[Any], ordered: Floats, k: int) -> dict[str, Any]:
-    found, false = _count_above(labels == k, ordered[:, k])
-    tpr, fpr = np.append(0, found / found[-1]), np.append(0, false / false[-1])
+    hits, false = _count_above(labels == k, ordered[:, k])
+    tpr, fpr = np.append(0, hits / hits[-1]), np.append(0, false / false[-1])
     return {
         "positive": k,
         "roc": _thin(np.stack([fpr, tpr], axis=1), tpr + fpr),
-        "pr": _thin(np.stack([found / found[-1], found / (found + false)], axis=1), tpr[1:]),
+        "pr": _thin(np.stack([hits / hits[-1], hits / (hits + false)], axis=1), tpr[1:]),
     }
 
 
@@ -323,13 +323,13 @@ def measure_reliability(labels: NDArray[Any], probabilities: Floats) -> Floats:
     if probabilities.shape[1] == 2:
         k = find_rarer(np.bincount(labels, minlength=2))
     chosen = np.broadcast_to(k, labels.shape)
-    said, is_so = probabilities[np.arange(len(labels)), chosen], labels == chosen
-    order = np.argsort(said, kind="stable")
+    likelihood, is_so = probabilities[np.arange(len(labels)), chosen], labels == chosen
+    order = np.argsort(likelihood, kind="stable")
     starts = np.linspace(0, len(labels), BINS, endpoint=False).astype(int)
     # Equal probabilities stay in one bin.
-    starts = np.unique(np.searchsorted(said[order], said[order][starts]))
+    starts = np.unique(np.searchsorted(likelihood[order], likelihood[order][starts]))
     bins = np.split(order, starts[1:])
-    return np.array([[said[rows].mean(), is_so[rows].mean(), len(rows)] for rows in bins])
+    return np.array([[likelihood[rows].mean(), is_so[rows].mean(), len(rows)] for rows in bins])
 
 
 # Probabilities.
@@ -384,10 +384,11 @@ def fit_calibration(labels: NDArray[Any], scores: Floats) -> Calibration | None:
     targets[np.arange(rows), labels] = (rows + 1) / (rows + 2)
     scale = max(float(np.std(scores - scores.mean(axis=1, keepdims=True))), 1e-12)
     scaled = (scores - scores.mean(axis=1, keepdims=True)) / scale
-    found = _maximise(scaled, targets, slope=None)
-    if found[0] < _FLATTEST * scale:
-        found = _maximise(scaled, targets, slope=_FLATTEST * scale)
-    return Calibration(float(scale / found[0]), tuple((found[1:] - found[1:].mean()).tolist()))
+    solution = _maximise(scaled, targets, slope=None)
+    if solution[0] < _FLATTEST * scale:
+        solution = _maximise(scaled, targets, slope=_FLATTEST * scale)
+    slope, bias = solution[0], solution[1:]
+    return Calibration(float(scale / slope), tuple((bias - bias.mean()).tolist()))
 
 
 def _maximise(scores: Floats, targets: Floats, slope: float | None) -> Floats:
@@ -414,16 +415,16 @@ def _maximise(scores: Floats, targets: Floats, slope: float | None) -> Floats:
         if slope is not None:
             gradient[0], hessian[0], hessian[:, 0] = 0, 0, 0
         hessian += np.diag(np.full(1 + classes, 1e-9 * rows))
-        step, part = np.linalg.solve(hessian, gradient), 1.0
+        step, share = np.linalg.solve(hessian, gradient), 1.0
         if np.abs(step).max() < 1e-6:
             break
         tried = compute_logs(point - step)
-        while part > 1e-6 and tried[1] > loss:
-            part /= 2
-            tried = compute_logs(point - part * step)
-        if part <= 1e-6 or np.abs(part * step).max() < 1e-6:
+        while share > 1e-6 and tried[1] > loss:
+            share /= 2
+            tried = compute_logs(point - share * step)
+        if share <= 1e-6 or np.abs(share * step).max() < 1e-6:
             break
-        point, (logs, loss) = point - part * step, tried
+        point, (logs, loss) = point - share * step, tried
     return point
 
 

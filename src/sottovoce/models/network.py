@@ -153,10 +153,10 @@ def locate(lens: Network, source: str | None) -> Network:
     if source is None:
         raise InputError("the node file names no network (model.features)")
     project = lens.project or None
-    found = build_network(source, lens.shape, project, lens.project_seed, lens.sha256)
-    if found != lens:
-        raise InputError.of("features", lens.width, f"{found.width} of this network", "ask again")
-    return found
+    copy = build_network(source, lens.shape, project, lens.project_seed, lens.sha256)
+    if copy != lens:
+        raise InputError.of("features", lens.width, f"{copy.width} of this network", "ask again")
+    return copy
 
 
 def build_network(
@@ -213,13 +213,13 @@ class OpenNetwork:
             return self.run_padded(samples)
         except Exception:  # the network's own code may raise anything
             zeros = self.run_padded(np.zeros_like(samples[:1]))  # raised again if it fails on any
-            found = np.full((len(samples), zeros.shape[1]), np.nan, np.float32)
+            outputs = np.full((len(samples), zeros.shape[1]), np.nan, np.float32)
             for i in range(len(samples)):
                 alone = np.zeros_like(samples)
                 alone[i] = samples[i]
                 with contextlib.suppress(Exception):
-                    found[i] = self.run_padded(alone)[i]
-            return found
+                    outputs[i] = self.run_padded(alone)[i]
+            return outputs
 
 
 def open_network(source: str) -> OpenNetwork:
@@ -442,14 +442,14 @@ def _open_wordllama() -> OpenNetwork:
         others = samples.shape[1] - TEXT_NUMBERS
         if samples.ndim != 2 or others < 0:
             raise DataError("wordllama takes texts: name their column in data.text")
-        found = np.zeros((len(samples), table.shape[1] + others), np.float32)
-        found[:, table.shape[1] :] = samples[:, :others]
-        for row, text in zip(found, unpack_texts(samples[:, others:]), strict=True):
+        rows = np.zeros((len(samples), table.shape[1] + others), np.float32)
+        rows[:, table.shape[1] :] = samples[:, :others]
+        for row, text in zip(rows, unpack_texts(samples[:, others:]), strict=True):
             if ids := tokenizer.encode(text, add_special_tokens=False).ids:
                 mean = table[ids].mean(axis=0)
                 length = np.sqrt(np.sum(mean * mean)) / math.sqrt(max(1, others))
                 row[: len(mean)] = mean / length if length else mean
-        return found
+        return rows
 
     return OpenNetwork(digest.hexdigest(), run)
 

@@ -45,10 +45,10 @@ def join_persons(
     digests = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in cells]
     order = np.lexsort((np.frombuffer(b"".join(digests), np.uint64), person))
     _, first, count = np.unique(person[order], return_index=True, return_counts=True)
-    kept, turn = np.minimum(count, most)[:, None], np.arange(most)
+    rows_kept, turn = np.minimum(count, most)[:, None], np.arange(most)
     joined = np.empty((len(first), most, cells.shape[1] + 1), x.dtype)
-    joined[..., :-1] = cells[order[first[:, None] + turn % kept]]
-    joined[..., -1] = np.where(turn < kept, 1 / kept, 0)
+    joined[..., :-1] = cells[order[first[:, None] + turn % rows_kept]]
+    joined[..., -1] = np.where(turn < rows_kept, 1 / rows_kept, 0)
     return joined.reshape(len(first), -1)
 
 

@@ -63,11 +63,11 @@ class Statistics(NamedCode):
 
     @classmethod
     def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
-        made = cls(tuple(options["columns"]), classes, options["bins"], options["norm"])
-        if math.prod(shape) != made.features:
+        model = cls(tuple(options["columns"]), classes, options["bins"], options["norm"])
+        if math.prod(shape) != model.features:
             bound = f"one for each column of {math.prod(shape)} numbers"
-            raise InputError.of("columns", made.columns, bound, "count the inputs of the table")
-        return made
+            raise InputError.of("columns", model.columns, bound, "count the inputs of the table")
+        return model
 
     @property
     def features(self) -> int:  # type: ignore[override]

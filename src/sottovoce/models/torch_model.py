@@ -541,16 +541,16 @@ class TorchModel(Model):
         """
         layout, tensors = self.survey(x.shape[1], y.dtype), self._move_tensors(params)
         sample = next(iter(tensors.values()))
-        place, kind, trained = sample.device, sample.dtype, self._trained
+        device, kind, trained = sample.device, sample.dtype, self._trained
         total = {name: torch.zeros_like(tensors[name]) for name in trained}
         numbers = sum(call.numbers for call in layout.calls) + x.shape[1]
         numbers += sum(trained[name].numel() for name in layout.written)
-        budget = CPU_BYTES if place.type == "cpu" else GPU_BYTES
-        rows = max(1, min(budget // (numbers * kind.itemsize), MOST_ROWS[place.type]))
+        budget = CPU_BYTES if device.type == "cpu" else GPU_BYTES
+        rows = max(1, min(budget // (numbers * kind.itemsize), MOST_ROWS[device.type]))
         for start in range(0, len(y), rows):
             chunk = slice(start, start + rows)
-            row, label = self._move_rows(x[chunk], y[chunk], kind, place)
-            share = torch.from_numpy(np.asarray(weight[chunk])).to(place, kind)
+            row, label = self._move_rows(x[chunk], y[chunk], kind, device)
+            share = torch.from_numpy(np.asarray(weight[chunk])).to(device, kind)
             gradients = self._differentiate(layout, tensors, row, label)
             measured = {name: _measure_rows(leaf) for name, leaf in gradients.items()}
             squared = torch.stack([square for _, square in measured.values()]).sum(0)
@@ -593,20 +593,20 @@ class TorchModel(Model):
             if self._is_vmapped:
                 try:
                     batched = vmap(compute, in_dims=(None, None, 0, 0))
-                    (errors, found), inputs = batched(zeros, leaves, rows, labels)
+                    (errors, written), inputs = batched(zeros, leaves, rows, labels)
                 except RuntimeError:  # such as recurrent layers: vmap does not know them
                     self._is_vmapped = False
             if not self._is_vmapped:
                 alone = [compute(zeros, leaves, *pair) for pair in zip(rows, labels, strict=True)]
-                (errors, found), inputs = pytree.tree_map(lambda *row: torch.stack(row), *alone)
-        gradients: dict[str, Gradients] = found
+                (errors, written), inputs = pytree.tree_map(lambda *row: torch.stack(row), *alone)
+        gradients: dict[str, Gradients] = written
         products: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for call, error, given in zip(layout.calls, errors, inputs, strict=True):
             pair = _arrange_product(call, error, given)
             products.setdefault(call.weight, []).append(pair)
             if call.bias is not None:
                 summed = pair[0].sum(1)
-                found[call.bias] = found[call.bias] + summed if call.bias in found else summed
+                written[call.bias] = written[call.bias] + summed if call.bias in written else summed
         for name, pairs in products.items():
             error, given = pairs[0]
             if len(pairs) > 1:  # a weight that is used several times
@@ -619,23 +619,23 @@ class TorchModel(Model):
     def _move_tensors(self, params: Arrays) -> Tensors:
         """Return all tensors of the module where torch computes, in the type of `params`."""
         kind = torch.from_numpy(np.zeros(0, np.result_type(*params.values()))).dtype
-        place = "cuda" if torch.cuda.is_available() else "cpu"
-        key = kind, place
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        key = kind, device
         if key not in self._fixed:
             self._fixed[key] = {
-                name: leaf.detach().to(place, kind if leaf.is_floating_point() else leaf.dtype)
+                name: leaf.detach().to(device, kind if leaf.is_floating_point() else leaf.dtype)
                 for name, leaf in self._constants.items()
             }
         moved = {
-            name: torch.tensor(np.asarray(params[name])).to(place, kind) for name in self._trained
+            name: torch.tensor(np.asarray(params[name])).to(device, kind) for name in self._trained
         }
         return moved | self._fixed[key]
 
     @staticmethod
-    def _move_rows(x: Any, y: Any, kind: Any, place: Any) -> tuple[Tensor, Tensor]:
+    def _move_rows(x: Any, y: Any, kind: Any, device: Any) -> tuple[Tensor, Tensor]:
         label = torch.from_numpy(np.array(y, _label_type(y)))
-        label = label.to(place, kind if label.is_floating_point() else torch.int64)
-        return torch.from_numpy(np.ascontiguousarray(x)).to(place, kind), label
+        label = label.to(device, kind if label.is_floating_point() else torch.int64)
+        return torch.from_numpy(np.ascontiguousarray(x)).to(device, kind), label
 
     def evaluate(self, params: Arrays, x: Any, y: Any) -> tuple[float, float]:
         """Return the mean loss and the accuracy over the rows, which are public: in batches."""
@@ -725,13 +725,13 @@ def _cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(scores, y, reduction="none")
 
 
-def _arrange_product(call: LayerCall, error: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+def _arrange_product(call: LayerCall, error: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return δ [rows, T, out] and a [rows, T, in], or the tokens [rows, T], of one call."""
     rows = len(error)
     if call.function is torch.conv2d:
         options = {key: call.options.get(key, 1) for key in ("stride", "dilation")}
         patches = functional.unfold(
-            given.flatten(0, 1) if given.ndim == 5 else given,
+            inputs.flatten(0, 1) if inputs.ndim == 5 else inputs,
             call.options["kernel"],
             padding=call.options.get("padding", 0),
             **options,
@@ -742,10 +742,10 @@ def _arrange_product(call: LayerCall, error: Tensor, given: Tensor) -> tuple[Ten
         )
     error = error.reshape(rows, -1, error.shape[-1])
     if call.function is functional.linear:
-        return error, given.reshape(rows, -1, given.shape[-1])
-    given = given.reshape(rows, -1)
+        return error, inputs.reshape(rows, -1, inputs.shape[-1])
+    inputs = inputs.reshape(rows, -1)
     padding = call.options.get("padding_idx")
-    return error if padding is None else error * (given != padding)[..., None], given
+    return error if padding is None else error * (inputs != padding)[..., None], inputs
 
 
 def _square_lengths(rows: Tensor) -> Tensor:
@@ -761,35 +761,35 @@ def _measure_rows(leaf: Gradients) -> tuple[Gradients, Tensor]:
     """
     if isinstance(leaf, Tensor):
         return leaf, _square_lengths(leaf)
-    error, given = leaf
-    is_table = not given.is_floating_point()
-    if not is_table and given.numel():  # by a power of two, so that no square of a factor is lost
-        exponent = torch.frexp(given.abs().amax(2, keepdim=True)).exponent
-        leaf = error, given = torch.ldexp(error, exponent), torch.ldexp(given, -exponent)
+    error, inputs = leaf
+    is_table = not inputs.is_floating_point()
+    if not is_table and inputs.numel():  # by a power of two, so that no square of a factor is lost
+        exponent = torch.frexp(inputs.abs().amax(2, keepdim=True)).exponent
+        leaf = error, inputs = torch.ldexp(error, exponent), torch.ldexp(inputs, -exponent)
     if error.shape[1] == 1:
-        return leaf, _square_lengths(error) * (1 if is_table else _square_lengths(given))
-    alike = given[:, :, None] == given[:, None, :] if is_table else given @ given.mT
+        return leaf, _square_lengths(error) * (1 if is_table else _square_lengths(inputs))
+    alike = inputs[:, :, None] == inputs[:, None, :] if is_table else inputs @ inputs.mT
     terms = (error @ error.mT) * alike
     squared = terms.sum((1, 2))
     lengths = terms.diagonal(dim1=1, dim2=2).sqrt().sum(1)
     lost = torch.nonzero(squared < lengths.square() / base.MOST_CANCELLED).flatten().tolist()
     if lost:
-        error, given = error.clone(), given.clone()  # layers may share their inputs
+        error, inputs = error.clone(), inputs.clone()  # layers may share their inputs
         for row in lost:
-            error[row], given[row] = _separate_products(error[row], given[row])
+            error[row], inputs[row] = _separate_products(error[row], inputs[row])
         squared[lost] = _square_lengths(error[lost])
-    return (error, given), squared
+    return (error, inputs), squared
 
 
-def _separate_products(error: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+def _separate_products(error: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return δ and a of one row with equal Σ_t δ_t a_tᵀ: a orthonormal, or one δ for each token."""
-    if given.is_floating_point():
-        basis, triangle = torch.linalg.qr(given.double().T)
-        fill = (0, 0, 0, len(given) - len(triangle))
+    if inputs.is_floating_point():
+        basis, triangle = torch.linalg.qr(inputs.double().T)
+        fill = (0, 0, 0, len(inputs) - len(triangle))
         return functional.pad(triangle @ error.double(), fill), functional.pad(basis.T, fill)
-    alike = given[:, None] == given
+    alike = inputs[:, None] == inputs
     is_first = ~alike.tril(-1).any(1, keepdim=True)
-    return (alike & is_first).double() @ error.double(), given
+    return (alike & is_first).double() @ error.double(), inputs
 
 
 def _keep_rows(leaf: Gradients, is_kept: Tensor) -> Gradients:
@@ -803,9 +803,9 @@ def _add_rows(leaf: Gradients, factor: Tensor, shape: Sequence[int]) -> Tensor:
     """Return Σ_m factor_m · g_m."""
     if isinstance(leaf, Tensor):
         return (factor @ leaf.flatten(1)).reshape(shape)
-    error, given = (leaf[0] * factor[:, None, None]).flatten(0, 1), leaf[1].flatten(0, 1)
-    if given.is_floating_point():
-        return (error.T @ given).reshape(shape)
-    table: Tensor = error.new_zeros(*shape)
-    table.index_add_(0, given, error)
+    errors, inputs = (leaf[0] * factor[:, None, None]).flatten(0, 1), leaf[1].flatten(0, 1)
+    if inputs.is_floating_point():
+        return (errors.T @ inputs).reshape(shape)
+    table: Tensor = errors.new_zeros(*shape)
+    table.index_add_(0, inputs, errors)
     return table
