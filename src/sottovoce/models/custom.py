@@ -69,9 +69,8 @@ class Custom(JaxModel):
         with jax.enable_x64(True):
             tree, rows = self.unflatten(params), (jnp.asarray(x), jnp.asarray(y))
             found = jax.device_get(base.clipping.compute_factors_alone(self, tree, *rows))
-        names = list(base.flatten_parameters(tree))
-        pieces = dict(zip(names, found, strict=True))
-        return Products(tuple(pieces[name] for name in sorted(names))), np.ones(len(x), bool)
+        by_name = dict(zip(base.flatten_parameters(tree), found, strict=True))
+        return Products(tuple(by_name[name] for name in sorted(by_name))), np.ones(len(x), bool)
 
 
 def custom(

@@ -26,7 +26,6 @@ from sottovoce._version import __version__
 from sottovoce.data.federated import (
     NUMBERS,
     Given,
-    Holdings,
     Pair,
     Partition,
     is_pair,
@@ -491,8 +490,8 @@ def _play_jobs(
     with ThreadPoolExecutor(DEALERS, "rows") as threads:
         # Given rows are copied, which threads do faster; others may need JAX, and its settings.
         spread = threads.map if together and given is not None else map
-        load = partial(_load_rows, given)
-        held = dict(zip(first, spread(load, first.values()), strict=True))
+        rows = spread(lambda job: load_holdings(job[0], seed=job[1], data=given), first.values())
+        held = dict(zip(first, rows, strict=True))
     runs = [
         (build(plan, seed=seed, data=given, model=model, held=held[place]), seed)
         for place, (plan, seed) in zip(places, jobs, strict=True)
@@ -531,10 +530,6 @@ def _name_rows(plan: Plan, seed: int) -> tuple[Any, ...]:
     """Return all that a run's holdings follow from: runs with the same share them."""
     features = tuple(getattr(plan.model, key) for key in KEYS)
     return plan.data, features, plan.regression, plan.rows_per_person, seed
-
-
-def _load_rows(given: Given | None, job: Job) -> Holdings:
-    return load_holdings(job[0], seed=job[1], data=given)
 
 
 Ended: TypeAlias = tuple[int, BatchRun, datetime, Final]
@@ -635,21 +630,18 @@ def _spread_jobs(
             sent[task] = range(k, k + len(work))
         while sent:
             for task in wait(sent, timeout=0.2, return_when=FIRST_COMPLETED).done:
-                yield from zip(sent.pop(task), _read_portion(task), strict=True)
+                try:
+                    portion = task.result()
+                except Exception as error:  # of the executor, or of a model of the user's
+                    why = f"a worker failed ({error!r:.300}); what is stored is kept"
+                    raise RunError(why) from error
+                if isinstance(portion, SottovoceError):
+                    raise portion
+                yield from zip(sent.pop(task), portion, strict=True)
             check_interrupts()
     finally:
         for task in sent:
             task.cancel()
-
-
-def _read_portion(task: Future[list[Trained] | SottovoceError]) -> list[Trained]:
-    try:
-        portion = task.result()
-    except Exception as error:  # of the executor, or of a model of the user's
-        raise RunError(f"a worker failed ({error!r:.300}); what is stored is kept") from error
-    if isinstance(portion, SottovoceError):
-        raise portion
-    return portion
 
 
 def open_executor(on: str | Executor | None) -> AbstractContextManager[Executor | None]:
