@@ -29,9 +29,8 @@ def on():
 @pytest.mark.parametrize("clip", [1e-3, 1.0, 1e3])
 def test_one_sample_is_read_off_exactly_however_it_was_clipped(clip):
     recipe = Recipe(2.0, clip)
-    found = attacks.invert_first_layer(
-        on().form, recipe, on().model, on().x[:30], on().y[:30], CLEAN
-    )
+    client = Victim(on().form, recipe, on().x[:30], on().y[:30])
+    found = attacks.invert_first_layer(client, on().model, CLEAN)
     assert found.error < 1e-5 * min(1.0, clip)  # the grid's own rounding is all that is lost
     assert found.identified == 1.0
     assert found.labels.all()
@@ -42,23 +41,19 @@ def test_one_sample_is_read_off_exactly_however_it_was_clipped(clip):
 @pytest.mark.parametrize("level", NOISY, ids=str)
 def test_noise_keeps_samples_and_labels_under_their_ceilings(level):
     """Of 60 samples each; a rate above its ceiling by chance: < 1e-3."""
-    found = attacks.invert_first_layer(
-        on().form, on().recipe, on().model, on().x[:60], on().y[:60], level
-    )
+    found = attacks.invert_first_layer(on().client.select(range(60)), on().model, level)
     for right, candidates in ((found.recognised, 60), (found.labels, on().form.classes)):
         assert bound_rate(int(right.sum()), 60)[0] <= bound_guess_rate(candidates, level.mu)
     assert found.error > 0.05
 
 
 def test_several_samples_are_found_by_matching_gradients_and_not_with_noise():
-    own, (x, y) = np.array([31, 7, 12]), pool()  # somewhere in the pool
+    own, pool = np.array([31, 7, 12]), on().take_pool(40)  # somewhere in the pool
     clean, noisy = (
-        attacks.match_gradients(
-            level, on().recipe, on().form, on().model, x, y, own, seed=0, steps=900
-        )
+        attacks.match_gradients(pool, own, on().model, level, seed=0, steps=900)
         for level in (CLEAN, Level(4.0))
     )
-    assert np.array_equal(clean.originals, x[own])
+    assert np.array_equal(clean.originals, pool.x[own])
     assert (clean.candidates, clean.tries, clean.judged.tolist()) == (38, 3, [True, False, False])
     assert clean.error < 0.01 < 0.1 < noisy.error
     assert clean.recognised.all()
@@ -66,7 +61,7 @@ def test_several_samples_are_found_by_matching_gradients_and_not_with_noise():
 
 
 def test_trap_weights_isolate_samples_of_an_honest_client_and_not_with_noise():
-    victim = Victim(on().form, on().recipe, on().x, on().y)
+    victim = on().client
     clean = attacks.set_trap(victim, on().public, CLEAN)
     assert clean.rates.hits >= 5
     assert clean.rates.alarms == 0
@@ -86,16 +81,12 @@ def test_a_bin_with_one_sample_holds_that_sample():
     assert attacks.read_bins(victim.read_gradient(CLEAN, trap)) == pytest.approx(x, abs=1e-4)
 
 
-def pool():
-    return on().pool_x[:40], on().pool_y[:40]
-
-
 def test_the_likeliest_candidate_is_named_without_noise_and_under_its_ceiling_with_it():
     """60 samples; above the ceiling by chance: < 1e-3. At ε = 20 it knows more than nothing."""
-    x, y = on().pool_x[:60], on().pool_y[:60]
-    assert attacks.name_candidates(on().form, on().recipe, on().model, x, y, CLEAN).recognised.all()
+    pool = on().take_pool(60)
+    assert attacks.name_candidates(pool, on().model, CLEAN).recognised.all()
     for level in NOISY:
-        found = attacks.name_candidates(on().form, on().recipe, on().model, x, y, level)
+        found = attacks.name_candidates(pool, on().model, level)
         assert bound_rate(int(found.recognised.sum()), 60)[0] <= bound_guess_rate(60, level.mu)
     assert (
         found.recognised.sum() >= 3
@@ -104,11 +95,9 @@ def test_the_likeliest_candidate_is_named_without_noise_and_under_its_ceiling_wi
 
 @lru_cache(maxsize=4)
 def attack_members(level):
-    x, y = pool()
-    how = {"runs": 32, "recipe": on().recipe, "progress": lambda done, count: None}
-    how |= {"form": on().form}
-    models = attacks.attack_models(x, y, level, rounds=80, **how)
-    uploads = attacks.attack_uploads(x, y, level, on().model, rounds=6, seed=0, **how)
+    pool, how = on().take_pool(40), {"runs": 32, "progress": lambda done, count: None}
+    models = attacks.attack_models(pool, level, rounds=80, **how)
+    uploads = attacks.attack_uploads(pool, level, on().model, rounds=6, seed=0, **how)
     return {attack.name: attack for attack in (*models, *uploads)}
 
 
@@ -235,7 +224,7 @@ def test_parts_of_the_attacks_by_example():
     assert [attacks.has_pixels(np.array([[low, 1.0]])) for low in (0.0, -3.0)] == [True, False]
     form = attacks.Form("svm", (1,), 2, {"kappa": 0.0})
     start, x = {"b": np.zeros(()), "w": np.zeros(1)}, np.full((1, 1), 3.0)
-    clipped = attacks.clip_gradients(form, start, x, np.ones(1, np.int64), 1.0)
+    clipped = Victim(form, Recipe(1.0, 1.0), x, np.ones(1, np.int64)).clip_gradients(start)
     assert clipped.round(3).tolist() == [[-0.316, -0.949]]
 
 

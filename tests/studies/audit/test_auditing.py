@@ -19,7 +19,12 @@ from sottovoce.reports import charts
 from sottovoce.studies.audit import auditing, findings
 from sottovoce.studies.audit.auditing import load_target
 from sottovoce.studies.audit.findings import format_table
-from sottovoce.studies.audit.messages import COMPARISONS, WRONG_PER_COMPARISON, Level
+from sottovoce.studies.audit.messages import (
+    COMPARISONS,
+    WRONG_PER_COMPARISON,
+    Level,
+    compute_capacity,
+)
 from support.command_line import run_command
 from support.example_audit import TINY, example, refuted
 
@@ -249,7 +254,8 @@ def test_the_plans_own_calibration_is_what_is_audited(calibration, tmp_path):
     settings, levels = auditing.list_settings(on), auditing.list_levels(on)
     assert {one.calibration for one in (*settings, *levels[1:])} == {calibration}
     assert {one.loss_bound for one in settings} == {None}
-    worth = settings[-1].capacity() ** 0.5
+    last = settings[-1]
+    worth = compute_capacity(last.epsilon, last.delta, last.calibration) ** 0.5
     assert (worth > settings[-1].promised) == (calibration == "paper")
 
 

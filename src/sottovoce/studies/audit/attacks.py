@@ -54,7 +54,6 @@ from sottovoce.studies.audit.messages import (
     Rates,
     bound_mean,
     choose_threshold,
-    compute_capacity,
     compute_mu,
     flatten,
     price_run,
@@ -77,12 +76,16 @@ _SHRUNK = 8  # the weight of the common variance, in runs
 
 @dataclass(frozen=True)
 class Victim:
-    """The client that the server attacks."""
+    """A client that the server attacks, with the rows that it holds."""
 
     form: Form
     recipe: Recipe
     x: Rows
     y: Labels
+
+    def select(self, rows: ArrayLike) -> Victim:
+        """Return a client that holds only these rows."""
+        return replace(self, x=self.x[np.asarray(rows)], y=self.y[np.asarray(rows)])
 
     def send_uploads(
         self, level: Level, models: Iterator[Parameters], count: int, honest: int = 1
@@ -96,9 +99,8 @@ class Victim:
             for model in itertools.islice(models, count):
                 yield release.step(self.form, model, self.x, self.y, self.recipe)
             return
-        by, unit, samples = level.calibration, self.recipe.unit, len(self.y)
-        capacity = compute_capacity(level.epsilon, level.delta, by)
-        prices = price_run(capacity, count, by, unit=unit, samples=samples, honest=honest)
+        budget = level.epsilon, level.delta, level.calibration
+        prices = price_run(*budget, count, self.recipe.unit, len(self.y), honest=honest)
         for t, (paid, model) in enumerate(zip(prices, models, strict=False)):
             sent = release.release(
                 self.form, model, self.x, self.y, recipe=self.recipe, paid=paid,
@@ -112,29 +114,25 @@ class Victim:
         scale = len(self.y) / self.recipe.learning_rate
         return {name: scale * (np.asarray(model[name]) - upload[name]) for name in upload}
 
+    def read_each_alone(self, level: Level, model: Parameters) -> Iterator[Parameters]:
+        """Yield for each row the gradient of a client that holds nothing else."""
+        return (self.select([i]).read_gradient(level, model) for i in range(len(self.y)))
 
-def clip_gradients(form: Form, model: Parameters, x: Rows, y: Labels, clip: float) -> Floats:
-    """Return each record's gradient, clipped to the norm C, as an array [rows, parameters]."""
-    matrix = gradient_matrix(form, model, x, y)
-    matrix /= np.maximum(1.0, np.linalg.norm(matrix, axis=1, keepdims=True) / clip)
-    return np.asarray(matrix)
+    def clip_gradients(self, model: Parameters) -> Floats:
+        """Return each record's gradient, clipped to the norm C, as an array [rows, parameters]."""
+        matrix = gradient_matrix(self.form, model, self.x, self.y)
+        norms = np.linalg.norm(matrix, axis=1, keepdims=True)
+        matrix /= np.maximum(1.0, norms / self.recipe.clip)
+        return np.asarray(matrix)
 
 
-def name_candidates(
-    form: Form, recipe: Recipe, model: Parameters, x: Rows, y: Labels, level: Level
-) -> Reconstructions:
-    """Name the likeliest candidate for each sample, which a client by itself uploads once.
-
-    The client spends its whole budget on that upload.
-    """
-    candidates = clip_gradients(form, model, x, y, recipe.clip)
+def name_candidates(pool: Victim, model: Parameters, level: Level) -> Reconstructions:
+    """Name the likeliest candidate for each sample of the pool, from one upload of it alone."""
+    candidates = pool.clip_gradients(model)
     lengths = np.sum(candidates**2, axis=1) / 2
-    named = np.empty(len(y), dtype=np.int64)
-    for i in range(len(y)):
-        gradient = Victim(form, recipe, x[i : i + 1], y[i : i + 1]).read_gradient(level, model)
-        named[i] = np.argmax(candidates @ flatten(gradient) - lengths)
-    right, every = named == np.arange(len(y)), np.ones(len(y), dtype=bool)
-    return Reconstructions(level, x, y, x[named], right, y[named] == y, every, len(y))
+    gradients = pool.read_each_alone(level, model)
+    named = np.array([np.argmax(candidates @ flatten(g) - lengths) for g in gradients])
+    return judge_each(pool, level, pool.x[named], named, pool.y[named])
 
 
 def guess_labels(gradient: Parameters, count: int) -> NDArray[np.int64]:
@@ -143,12 +141,12 @@ def guess_labels(gradient: Parameters, count: int) -> NDArray[np.int64]:
     The most negative entry gives a label; what one sample lowers its label's entry by, estimated as
     half of the lowest, is then added there; and so on.
     """
-    pulled, found = np.array(gradient["b2"], dtype=np.float64), []
+    pulled, labels = np.array(gradient["b2"], dtype=np.float64), []
     share = max(-pulled.min() / 2, 1e-12)
     for _ in range(count):
-        found.append(int(np.argmin(pulled)))
-        pulled[found[-1]] += share
-    return np.array(sorted(found))
+        labels.append(int(np.argmin(pulled)))
+        pulled[labels[-1]] += share
+    return np.array(sorted(labels))
 
 
 def _compute_misfit(
@@ -194,9 +192,14 @@ def _minimise_misfit(
 
 
 def match_gradients(
-    level: Level, recipe: Recipe, form: Form, params: Parameters, pool: Rows, y: Labels,
-    rows: NDArray[np.int64], *, seed: int, steps: int,
-) -> Reconstructions:  # fmt: skip
+    pool: Victim,
+    rows: NDArray[np.int64],
+    params: Parameters,
+    level: Level,
+    *,
+    seed: int,
+    steps: int,
+) -> Reconstructions:
     """Reconstruct the samples `rows` of the pool from one upload by matching gradients.
 
     An original is recognised if one of the pictures found resembles it more than any other sample
@@ -204,16 +207,17 @@ def match_gradients(
     of the rest of the pool, and a server that names k of them is right with probability
     Φ(Φ⁻¹(k/rest) + μ) at most.
     """
-    victim, count = Victim(form, recipe, pool[rows], y[rows]), len(rows)
+    victim, count, form = pool.select(rows), len(rows), pool.form
     gradient = victim.read_gradient(level, params)
     model = Mlp(form.features, int(form.options["hidden"]), form.classes)
     guesses = guess_labels(gradient, count)
     trees = [{name: jnp.asarray(leaf, jnp.float32) for name, leaf in tree.items()}
              for tree in (params, gradient)]  # fmt: skip
     keys = jax.random.split(jax.random.key(seed), STARTS)
-    starts, misfit = _minimise_misfit(model, steps, *trees, jnp.asarray(guesses), recipe.clip, keys)
+    labels, clip = jnp.asarray(guesses), pool.recipe.clip
+    starts, misfit = _minimise_misfit(model, steps, *trees, labels, clip, keys)
     found = np.asarray(starts[int(np.argmin(misfit))], dtype=np.float64)
-    nearest = find_nearest(found, pool)
+    nearest = find_nearest(found, pool.x)
     shown = found[find_nearest(victim.x, found)]
     left, hits = list(guesses), np.zeros(count, dtype=bool)
     for i, label in enumerate(victim.y):
@@ -221,7 +225,7 @@ def match_gradients(
             left.remove(int(label))
             hits[i] = True
     recognised, judged = np.isin(rows, nearest), np.arange(count) == 0
-    rest = len(pool) - count + 1
+    rest = len(pool.y) - count + 1
     return Reconstructions(level, victim.x, victim.y, shown, recognised, hits, judged, rest, count)
 
 
@@ -373,23 +377,22 @@ def invert_gradient(gradient: Parameters) -> Floats:
     return np.asarray(gradient["w1"][:, unit] / (bottom if bottom else 1.0))
 
 
-def invert_first_layer(
-    form: Form, recipe: Recipe, model: Parameters, x: Rows, y: Labels, level: Level
-) -> Reconstructions:
-    """Reconstruct each sample from the one upload of a client that holds nothing else.
+def invert_first_layer(pool: Victim, model: Parameters, level: Level) -> Reconstructions:
+    """Reconstruct each sample of the pool from one upload of it alone; all are candidates."""
+    gradients = pool.read_each_alone(level, model)
+    pairs = [(invert_gradient(g), np.argmin(g["b2"])) for g in gradients]
+    pictures, labels = (np.array(values) for values in zip(*pairs, strict=True))
+    return judge_each(pool, level, pictures, find_nearest(pictures, pool.x), labels)
 
-    The client spends its whole budget on the upload. The candidates are all samples.
-    """
-    found, labels = [], []
-    for row, right in zip(x, y, strict=True):
-        victim = Victim(form, recipe, row[None], np.array([right]))
-        gradient = victim.read_gradient(level, model)
-        found.append(invert_gradient(gradient))
-        labels.append(bool(np.argmin(gradient["b2"]) == right))
-    pictures = np.array(found)
-    recognised = find_nearest(pictures, x) == np.arange(len(y))
-    every = np.ones(len(y), dtype=bool)
-    return Reconstructions(level, x, y, pictures, recognised, np.array(labels), every, len(y))
+
+def judge_each(
+    pool: Victim, level: Level, found: Floats, named: NDArray[np.int64], labels: Labels
+) -> Reconstructions:
+    """Compare what was found of each sample of the pool, from one upload each, with the sample."""
+    count = len(pool.y)
+    recognised, judged = named == np.arange(count), np.ones(count, dtype=bool)
+    right = np.asarray(labels == pool.y)
+    return Reconstructions(level, pool.x, pool.y, found, recognised, right, judged, count)
 
 
 def choose_one_per_class(y: Labels, classes: int) -> list[int]:
@@ -493,17 +496,10 @@ def compute_ratios(statistic: Floats, members: Members) -> Floats:
 
 
 def attack_models(
-    x: Rows,
-    y: Labels,
-    level: Level,
-    *,
-    runs: int,
-    form: Form,
-    rounds: int,
-    recipe: Recipe,
-    progress: Progress,
+    pool: Victim, level: Level, *, runs: int, rounds: int, progress: Progress
 ) -> list[Attack]:
     """Attack the final models of simulated runs, by a loss threshold and by LiRA."""
+    form, recipe, x, y = pool.form, pool.recipe, pool.x, pool.y
     half, rows, ids = len(y) // 2, (x, y), np.arange(len(y))
     steering = (len(y) - half) // 2
     data: dict[str, Any] = {"name": "arrays", "clients": 1, "samples": half}
@@ -548,44 +544,34 @@ def attack_models(
 
 
 def attack_uploads(
-    x: Rows,
-    y: Labels,
-    level: Level,
-    start: Parameters,
-    *,
-    runs: int,
-    form: Form,
-    rounds: int,
-    recipe: Recipe,
-    seed: int,
-    progress: Progress,
-    clients: int = 1,
-    honest: int = 1,
-) -> list[Attack]:
+    pool: Victim, level: Level, start: Parameters, *, runs: int, rounds: int, seed: int,
+    progress: Progress, clients: int = 1, honest: int = 1,
+) -> list[Attack]:  # fmt: skip
     """Attack the uploads of a client, the first one and all of a run; each is the next model.
 
     The first upload is compared with the ceiling of the whole run, although its own is lower. With
     several clients the attacker sees the models alone, which are the means of their uploads.
     """
-    rng, half = np.random.default_rng(seed), len(y) // 2
-    members = np.zeros((runs, len(y)), dtype=bool)
-    projections = np.zeros((rounds, runs, len(y)))
+    rng, size = np.random.default_rng(seed), len(pool.y)
+    half = size // 2
+    members = np.zeros((runs, size), dtype=bool)
+    projections = np.zeros((rounds, runs, size))
     for run in range(runs):
-        rows = rng.permutation(len(y))[:half]
+        rows = rng.permutation(size)[:half]
         members[run, rows] = True
-        models, parts = [start], np.array_split(rows, clients)
+        models, groups = [start], np.array_split(rows, clients)
         uploads = [
-            Victim(form, recipe, x[part], y[part]).send_uploads(
+            pool.select(group).send_uploads(
                 level, (models[-1] for _ in range(rounds)), rounds, honest
             )
-            for part in parts
+            for group in groups
         ]
-        weight = np.array([len(part) for part in parts]) / half
+        weight = np.array([len(group) for group in groups]) / half
         for t, sent in enumerate(zip(*uploads, strict=True)):
             upload = average(sent, weight)
             # The inner product of the upload's step with each record's clipped gradient.
             step = flatten(models[-1]) - flatten(upload)
-            projections[t, run] = clip_gradients(form, models[-1], x, y, recipe.clip) @ step
+            projections[t, run] = pool.clip_gradients(models[-1]) @ step
             models.append(upload)
         progress(run + 1, runs)
     first, every = projections[0], projections.sum(axis=0)

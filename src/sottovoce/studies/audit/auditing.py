@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -44,7 +45,7 @@ FEWEST, MOST = 16, 1000  # rows of all clients together that are attacked
 HIDDEN = 32  # units of the mlp that replaces a model of another kind
 BUDGETS = (4.0, 8.0, 20.0)
 WATCHED, SHARING = 5, 4  # clients of a model that is watched; those that share noise in its sums
-PAPER = (20.0, 1e-3, Recipe(learning_rate=1.0, clip=5.0))  # where Theorem 1 is plainly wrong
+PAPER = AuditSetting(20.0, 1e-3, Recipe(1.0, 5.0), "paper")  # where Theorem 1 is plainly wrong
 
 
 @dataclass(frozen=True)
@@ -98,24 +99,24 @@ def audit(
 
 def _run_audit(path: Path | None, quick: bool, out: Path | None, as_json: bool) -> int:
     folder = require_empty(out if out is not None else _choose_folder(path), resumable=False)
-    stages = Stages(sys.stderr if as_json else sys.stdout)
-    with stages.time_stage("reading the data"):
+    stream = sys.stderr if as_json else sys.stdout
+    with time_stage(stream, "reading the data"):
         target = load_target(path)
     make_folder(folder)
     with tempfile.TemporaryFile(dir=folder):
         pass  # a folder that cannot be written to is found before the work
-    found = replace(
-        run_attacks(target, QUICK if quick else FULL, stages),
+    result = replace(
+        run_attacks(target, QUICK if quick else FULL, stream),
         command=_format_command(path, quick, out, as_json),
     )
-    text = json.dumps(found.to_json(), ensure_ascii=False, indent=1)
+    text = json.dumps(result.to_json(), ensure_ascii=False, indent=1)
     write_file(folder / "audit.json", f"{text}\n".encode())
-    page_path = findings.write_audit(found, folder)
+    page_path = findings.write_audit(result, folder)
     if as_json:
-        print(json.dumps(found.to_json(), ensure_ascii=False))
+        print(json.dumps(result.to_json(), ensure_ascii=False))
     else:
-        stages.print_text(f"\n{findings.format_table(found)}\n\npage   {page_path}")
-    return 1 if found.contradictions else 0
+        print(f"\n{findings.format_table(result)}\n\npage   {page_path}", flush=True)
+    return 1 if result.contradictions else 0
 
 
 def _format_command(path: Path | None, quick: bool, out: Path | None, as_json: bool) -> str:
@@ -129,65 +130,58 @@ def _format_command(path: Path | None, quick: bool, out: Path | None, as_json: b
     return shlex.join([*words, *["--json"] * as_json])
 
 
-def run_attacks(target: Target, sizes: Sizes, stages: Stages | None = None) -> Findings:
-    """Run every attack at every level, and measure what uploads prove."""
-    stages = Stages(None) if stages is None else stages
-    began = time.monotonic()
+def run_attacks(target: Target, sizes: Sizes, stream: TextIO | None = None) -> Findings:
+    """Run every attack at every level, measure what uploads prove, and tell `stream` of it."""
+    time_each, began = partial(time_stage, stream), time.monotonic()
     settings, levels = list_settings(target), list_levels(target)
-    epsilon, delta, recipe = PAPER
-    headline = [AuditSetting(epsilon, delta, recipe), AuditSetting(epsilon, delta, recipe, "paper")]
+    jobs = [(setting, sizes.runs, WRONG_PER_COMPARISON) for setting in settings]
+    # The paper's promise is not ours: its refutation is a single comparison by itself.
+    jobs += [(replace(PAPER, calibration="exact"), sizes.judged, WRONG_PER_COMPARISON)]
+    jobs += [(PAPER, sizes.judged, WRONG)]
     measurements = []
-    for i, setting in enumerate((*settings, *headline)):
-        runs = sizes.runs if i < len(settings) else sizes.judged
-        by_paper = setting.calibration == "paper"
-        noise = "the paper's noise" if by_paper else "uploads"
-        name = f"{noise} at ε = {setting.epsilon:g}, δ = {setting.delta:g}"
-        with stages.time_stage(name) as progress:
-            # The paper's promise is not ours: its refutation is a single comparison by itself.
-            wrong = WRONG if by_paper and i >= len(settings) else WRONG_PER_COMPARISON
+    for setting, runs, wrong in jobs:
+        noise = "the paper's noise" if setting.calibration == "paper" else "uploads"
+        with time_each(f"{noise} at ε = {setting.epsilon:g}, δ = {setting.delta:g}") as progress:
             measurements.append(messages.measure(setting, runs, progress, wrong))
     views = []
-    with stages.time_stage("sequences of models"):
+    with time_each("sequences of models"):
         plan = replace(settings[0], epsilon=target.shared, loss_bound=None, clients=WATCHED)
         for honest in (1, SHARING):  # a run has five times as many uploads
             watched = replace(plan, honest=honest)
             views.append(messages.measure(watched, sizes.runs // 4, wrong=WRONG_PER_COMPARISON))
     one_runs = []
     if target.recipe.unit != "client":
-        with stages.time_stage("one run full of canaries"):
+        with time_each("one run full of canaries"):
             one_runs = [
                 messages.play_one_run(setting, sizes.canaries, wrong=WRONG_PER_COMPARISON)
                 for setting in settings
             ]
-    form, model = target.form, target.model
-    x, y = target.pool_x[: sizes.candidates], target.pool_y[: sizes.candidates]
-    attacked = form, target.recipe, model, x, y
+    pool, model = target.take_pool(sizes.candidates), target.model
     inversions, matchings, traps = [], [], []
-    if not form.rows_per_person:
-        with stages.time_stage("first-layer inversion"):
-            inversions = [attacks.invert_first_layer(*attacked, level) for level in levels]
-    with stages.time_stage("the likeliest candidate"):
-        namings = [attacks.name_candidates(*attacked, level) for level in levels]
-    if target.has_classes and attacks.has_pixels(x):
-        with stages.time_stage("gradient matching") as progress:
+    if not target.form.rows_per_person:
+        with time_each("first-layer inversion"):
+            inversions = [attacks.invert_first_layer(pool, model, level) for level in levels]
+    with time_each("the likeliest candidate"):
+        namings = [attacks.name_candidates(pool, model, level) for level in levels]
+    if target.has_classes and attacks.has_pixels(pool.x):
+        with time_each("gradient matching") as progress:
             for done, level in enumerate(levels, start=1):
                 matchings.append(_match_groups(target, sizes, level))
                 progress(done, len(levels))
-    if not form.rows_per_person:
-        with stages.time_stage("trap weights"):
-            victim = attacks.Victim(form, target.recipe, target.x, target.y)
-            traps = [attacks.set_trap(victim, target.public, level) for level in levels]
+    if not target.form.rows_per_person:
+        with time_each("trap weights"):
+            traps = [attacks.set_trap(target.client, target.public, level) for level in levels]
     members = []
     for level in levels:
-        with stages.time_stage(f"membership with {level.name}") as progress:
+        with time_each(f"membership with {level.name}") as progress:
             members += _attack_members(target, sizes, level, progress)
-    found = Findings(
+    result = Findings(
         target=target,
         quick=sizes == QUICK,
         levels=levels,
-        measurements=measurements[: len(settings)],
+        measurements=measurements[:-2],
         views=views,
-        headline=measurements[len(settings) :],
+        headline=measurements[-2:],
         one_runs=one_runs,
         inversions=inversions,
         namings=namings,
@@ -196,8 +190,8 @@ def run_attacks(target: Target, sizes: Sizes, stages: Stages | None = None) -> F
         members=members,
         seconds=time.monotonic() - began,
     )
-    assert found.comparisons <= COMPARISONS, "the allowed error is shared among so many"
-    return found
+    assert result.comparisons <= COMPARISONS, "the allowed error is shared among so many"
+    return result
 
 
 def list_settings(target: Target) -> list[AuditSetting]:
@@ -222,65 +216,50 @@ def list_levels(target: Target) -> list[Level]:
 
 def _match_groups(target: Target, sizes: Sizes, level: Level) -> attacks.Reconstructions:
     """Attack several clients with a few samples each, and join the results."""
-    rng = np.random.default_rng(SEED)
-    x, y = target.pool_x[: sizes.candidates], target.pool_y[: sizes.candidates]
-    together = min(sizes.together, len(y) - 1)
+    rng, pool = np.random.default_rng(SEED), target.take_pool(sizes.candidates)
+    count = len(pool.y)
+    together = min(sizes.together, count - 1)
+    groups = [rng.permutation(count)[:together] for _ in range(sizes.groups)]
+    how: Any = {"seed": SEED, "steps": sizes.steps}
     return attacks.join_reconstructions(
-        [
-            attacks.match_gradients(
-                level, target.recipe, target.form, target.model, x, y,
-                rng.permutation(len(y))[:together], seed=SEED, steps=sizes.steps,
-            )
-            for _ in range(sizes.groups)
-        ]
-    )  # fmt: skip
+        [attacks.match_gradients(pool, rows, target.model, level, **how) for rows in groups]
+    )
 
 
 def _attack_members(
     target: Target, sizes: Sizes, level: Level, progress: Progress
 ) -> list[attacks.Attack]:
-    x, y = target.pool_x[: sizes.pool], target.pool_y[: sizes.pool]
-    models = attacks.attack_models(
-        x, y, level,
-        runs=sizes.shadows, form=target.form, rounds=sizes.rounds,
-        recipe=target.recipe, progress=lambda done, count: progress(done, 3 * count),
+    pool, runs = target.take_pool(sizes.pool), sizes.shadows
+    members = attacks.attack_models(
+        pool, level, runs=runs, rounds=sizes.rounds,
+        progress=lambda done, count: progress(done, 3 * count),
     )  # fmt: skip
-    seen, honest = [], SHARING if target.plan.privacy.view == "sum" else 1
+    honest = SHARING if target.plan.privacy.view == "sum" else 1
     for i, (clients, shared) in enumerate([(1, 1), (WATCHED, honest)], start=1):
-        seen += attacks.attack_uploads(
-            x, y, level, target.model, runs=sizes.shadows, form=target.form, rounds=sizes.turns,
-            recipe=target.recipe, seed=SEED, clients=clients, honest=shared,
+        members += attacks.attack_uploads(
+            pool, level, target.model, runs=runs, rounds=sizes.turns, seed=SEED,
+            clients=clients, honest=shared,
             progress=lambda done, count: progress(done + i * count, 3 * count),  # noqa: B023
         )  # fmt: skip
-    return [*models, *seen]
+    return members
 
 
-class Stages:
-    """Print one line for each stage with its seconds; on a terminal also a percentage."""
+@contextmanager
+def time_stage(stream: TextIO | None, name: str) -> Iterator[Progress]:
+    """Print a line with the seconds of what runs inside; on a terminal a percentage before."""
+    began = shown = time.monotonic()
+    is_live = stream is not None and stream.isatty()
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self.stream = stream
-        self.live = stream is not None and stream.isatty()
-        self.shown = 0.0
+    def progress(done: int, count: int) -> None:
+        nonlocal shown
+        if is_live and time.monotonic() - shown > 0.1:
+            shown = time.monotonic()
+            print(f"\r{name:<44} {done / count:4.0%}", end="", file=stream, flush=True)
 
-    def print_text(self, text: str, end: str = "\n") -> None:
-        """Print a text, unless there is no stream."""
-        if self.stream is not None:
-            print(text, end=end, file=self.stream, flush=True)
-
-    @contextmanager
-    def time_stage(self, name: str) -> Iterator[Progress]:
-        """Time what runs inside, and print its line at the end."""
-        began = time.monotonic()
-
-        def progress(done: int, count: int) -> None:
-            if self.live and time.monotonic() - self.shown > 0.1:
-                self.shown = time.monotonic()
-                self.print_text(f"\r{name:<44} {done / count:4.0%}", end="")
-
-        yield progress
-        start = "\r" if self.live else ""
-        self.print_text(f"{start}{name:<44} {time.monotonic() - began:6.1f} s")
+    yield progress
+    if stream is not None:
+        start = "\r" if is_live else ""
+        print(f"{start}{name:<44} {time.monotonic() - began:6.1f} s", file=stream, flush=True)
 
 
 def _choose_folder(path: Path | None) -> Path:

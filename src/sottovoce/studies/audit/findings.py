@@ -33,6 +33,7 @@ from sottovoce.studies.audit.attacks import (
     Reconstructions,
     Rows,
     TrapResult,
+    Victim,
     choose_one_per_class,
 )
 from sottovoce.studies.audit.messages import (
@@ -82,6 +83,15 @@ class Target:
     public: Rows
     shape: tuple[int, ...]  # of a row, as the model takes it
     uncovered: tuple[str, ...] = ()  # codes of what this plan's guarantee does not cover
+
+    @property
+    def client(self) -> Victim:
+        """The client that holds the rows `x`."""
+        return Victim(self.form, self.recipe, self.x, self.y)
+
+    def take_pool(self, count: int) -> Victim:
+        """Return the first rows of the pool, as if one client held them."""
+        return Victim(self.form, self.recipe, self.pool_x[:count], self.pool_y[:count])
 
     @property
     def has_classes(self) -> bool:
@@ -167,21 +177,21 @@ class Findings:
     def _list_reconstructions(self) -> list[Row]:
         rows = []
         together = self.matchings[0].tries if self.matchings else 0
-        for name, found in (
+        for name, results in (
             (INVERSION, self.inversions),
             (NAMING, self.namings),
             (f"gradient matching, {together} samples", self.matchings),
         ):
-            if not found:
+            if not results:
                 continue
-            first = found[0]
+            first = results[0]
             tries = f", {first.tries} tries" if first.tries > 1 else ""
             odds = first.candidates / first.tries
-            cells = {r.level: _judge_share(r.recognised, r, odds) for r in found}
+            cells = {r.level: _judge_share(r.recognised, r, odds) for r in results}
             rows.append(Row(name, f"recognised among {first.candidates}{tries}", cells))
             if self.target.has_classes:
                 odds /= self._most_common
-                cells = {r.level: _judge_share(r.labels, r, odds) for r in found}
+                cells = {r.level: _judge_share(r.labels, r, odds) for r in results}
                 rows.append(Row(name, f"label right, of {self.target.form.classes}", cells))
             if name == NAMING:
                 continue  # it names candidates and reconstructs nothing
@@ -189,7 +199,7 @@ class Findings:
             if self.target.pictures is not None:
                 similarity |= {"PSNR, dB": "psnr", "SSIM": "ssim"}
             for measure, key in similarity.items():
-                cells = {r.level: Finding(getattr(r, key)) for r in found}
+                cells = {r.level: Finding(getattr(r, key)) for r in results}
                 rows.append(Row(name, measure, cells, share=False, decides=False))
         return rows
 
@@ -239,59 +249,59 @@ class Findings:
     @cached_property
     def contradictions(self) -> list[str]:
         """What refutes the promise, a sentence for each; empty if nothing does."""
-        found = []
+        sentences = []
         for measurement in self.promises:
             setting = measurement.setting
             what = "uploads" if setting.clients == 1 else f"models of {setting.clients} clients"
             where = f"{what} at ε = {setting.epsilon:g}"
             if measurement.refutes_mu:
                 mu = format_lower_bound(measurement.mu[0], 3)
-                found.append(
+                sentences.append(
                     f"{where} prove μ ≥ {mu} at δ = {setting.delta:g}, "
                     f"and at most {setting.promised:.3f} was promised"
                 )
             elif measurement.refutes_epsilon:
                 epsilon = format_lower_bound(measurement.free_epsilon, 2)
-                found.append(
+                sentences.append(
                     f"{where} prove ε ≥ {epsilon} at δ = {setting.delta:g} without any assumption"
                 )
         for run in self.one_runs:
             if run.contradicts:
-                found.append(
+                sentences.append(
                     f"one run at ε = {run.setting.epsilon:g} has {run.right} of {run.guesses} "
                     "coins guessed right, more than the promise allows"
                 )
         for row in self.rows:
             for level, cell in row.cells.items():
                 if cell.exceeds:
-                    found.append(
+                    sentences.append(
                         f"{row.attack} at {level.name}: {row.measure} {cell.value:.3g}, "
                         f"and no attacker should exceed {cell.ceiling:.3g}"
                     )
-        return found
+        return sentences
 
     @property
     def unmeasured(self) -> list[str]:
         """What the plan does and the audit did not measure, a phrase for each."""
-        plan, found = self.target.plan, []
+        plan, phrases = self.target.plan, []
         if plan.local.steps > 1:
-            found.append(
+            phrases.append(
                 f"the {plan.local.steps} local steps of a round: uploads of one were measured"
             )
         if plan.server.signal == "clients":
-            found.append("the clients' noised losses, except in the measurement of uploads")
+            phrases.append("the clients' noised losses, except in the measurement of uploads")
         if plan.local.unit == "client":
-            found.append("one run full of canaries, which needs records or persons as the unit")
+            phrases.append("one run full of canaries, which needs records or persons as the unit")
         if self.target.form.rows_per_person:
-            found.append(
+            phrases.append(
                 "first-layer inversion, gradient matching and trap weights, which look for one "
                 "row: a person's gradient is the mean of several"
             )
         elif self.target.form.target is not None:
-            found.append("gradient matching and labels read off a gradient, which need classes")
+            phrases.append("gradient matching and labels read off a gradient, which need classes")
         elif not self.matchings:
-            found.append("gradient matching, which needs features from 0 to 1")
-        return found
+            phrases.append("gradient matching, which needs features from 0 to 1")
+        return phrases
 
     @property
     def caveats(self) -> str:
@@ -418,16 +428,16 @@ def _describe_measurement(measurement: Measurement) -> MessagesEntry:
     }
 
 
-def _judge_share(right: NDArray[np.bool_], found: Reconstructions, odds: float) -> Finding:
+def _judge_share(right: NDArray[np.bool_], attack: Reconstructions, odds: float) -> Finding:
     """Compare a share of right answers with the best guesser's at 1 in `odds`.
 
     Only one sample of each upload is counted, because the others share its noise.
     """
-    judged = right[found.judged]
+    judged = right[attack.judged]
     counts, share = Rates(int(judged.sum()), judged.size, 0, 0), float(np.mean(right))
-    if found.level.epsilon is None:
+    if attack.level.epsilon is None:
         return Finding(share, 1.0, counts=counts)
-    most = bound_guess_rate(max(odds, 1.0), found.level.mu)
+    most = bound_guess_rate(max(odds, 1.0), attack.level.mu)
     low, _ = bound_rate(counts.hits, counts.positives, 1 - 2 * WRONG_PER_COMPARISON)
     return Finding(share, most, low > most, counts)
 

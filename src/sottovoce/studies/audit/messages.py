@@ -64,14 +64,14 @@ def compute_capacity(epsilon: float, delta: float, by: Calibration) -> float:
 
 
 def price_run(
-    capacity: float, rounds: int, by: Calibration, *, unit: Unit, samples: int, loss: bool = False,
-    honest: int = 1,
+    epsilon: float, delta: float, by: Calibration, rounds: int, unit: Unit, samples: int, *,
+    loss: bool = False, honest: int = 1,
 ) -> list[Price]:  # fmt: skip
     """Return the prices of a run's rounds, as a client computes them from its tank.
 
     Where only sums are seen, `honest` equal clients share the noise, as their protocol has it.
     """
-    tank, prices = Tank.full(capacity), []
+    tank, prices = Tank.full(compute_capacity(epsilon, delta, by)), []
     terms = Terms(clients=1, per_round=1, calibration=by)
     change = grid.grid_sensitivity(unit, samples)
     for t in range(rounds):
@@ -384,9 +384,8 @@ def play_one_run(
     if setting.recipe.unit == "client":
         remedy = "one run has one client, and so one coin a run"
         raise InputError.of("unit", "client", "record or person", remedy)
-    recipe = replace(setting.recipe, steps=1)
     coins = np.random.default_rng(seed).integers(0, 2, canaries)
-    scores = _score_canaries(replace(setting, recipe=recipe), coins)
+    scores = _score_canaries(setting, coins)
     count = choose_guess_count(canaries, setting.promised)
     surest = np.argsort(-np.abs(scores))[:count]
     right = int(np.sum((scores[surest] > 0) == (coins[surest] == 1)))
@@ -394,7 +393,7 @@ def play_one_run(
 
 
 def _score_canaries(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
-    recipe, canaries = setting.recipe, len(coins)
+    recipe, canaries = replace(setting.recipe, steps=1), len(coins)
     form = setting.make_form(canaries)
     rows = np.eye(canaries) * 1000.0 * max(1.0, recipe.clip)
     x, y = setting.make_samples(rows, coins == 1)
@@ -454,16 +453,11 @@ class AuditSetting:
         shared = "" if self.honest == 1 else f" (sums, h = {self.honest})"
         return f"{by}, ε = {self.epsilon:g}{seen}{shared}"
 
-    def capacity(self) -> float:
-        """Return the μ² that the calibration lets the run spend."""
-        return compute_capacity(self.epsilon, self.delta, self.calibration)
-
     def price_rounds(self, samples: int) -> list[Price]:
         """Return what the rounds cost a client with so many samples."""
-        unit, loss = self.recipe.unit, self.loss_bound is not None
         return price_run(
-            self.capacity(), self.rounds, self.calibration, unit=unit, samples=samples, loss=loss,
-            honest=self.honest,
+            self.epsilon, self.delta, self.calibration, self.rounds, self.recipe.unit, samples,
+            loss=self.loss_bound is not None, honest=self.honest,
         )  # fmt: skip
 
 
@@ -633,12 +627,14 @@ def measure(
     """Play the duel `messages` times on each side, and return the scores."""
     duel = Duel.prepare(setting)
     both, practice = make_neighbours(setting), PRACTICE_RUNS + messages // 10
-    known = [{head for _, head in duel.play_runs(samples, practice)} for samples in both]
+    known_heads = [{head for _, head in duel.play_runs(samples, practice)} for samples in both]
     sides: list[Floats] = []
     for samples in both:
         scores = np.empty(messages)
         for i, (score, head) in enumerate(duel.play_runs(samples, messages)):
-            verdict = (head in known[1]) - (head in known[0])  # 0 where heads do not decide
+            verdict = (head in known_heads[1]) - (
+                head in known_heads[0]
+            )  # 0 where heads do not decide
             scores[i] = np.inf * verdict if verdict else score
             if progress is not None and i % 100 == 99:
                 progress(len(sides) * messages + i + 1, 2 * messages)
