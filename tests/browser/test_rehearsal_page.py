@@ -25,12 +25,11 @@ class Formula(Trials):
     """Trials of which the accuracy is a formula: no federation is run."""
 
     def _run_missing(self, stage, missing, must) -> None:
-        for where in missing:
-            own = self.settings[where[0]]
+        for where, own in missing.items():
             away = math.log2(own[ROUNDS] / 50) ** 2 + math.log2(own[RATE] / 3) ** 2
             accuracy = 0.9 * math.exp(-away / 60) + 0.001 * (where[1] % 3)
             trial = Trial(stage, dict(own), where[1], 1 - accuracy, accuracy, accuracy, 9, 0.1)
-            self._store_trial(where, trial)
+            self._store_trial(trial)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +40,7 @@ def page(tmp_path_factory):
     space = build_space(plan)
     trials = Formula(space, plan, rows, limit=120)
     found = search_settings(space, trials)
-    fresh = choose_seeds(0)[1]
-    trials.run_jobs("prediction", [(found.setting, seed) for seed in fresh], must=True)
+    trials.run_fresh_seeds(found.setting, choose_seeds(0)[1])
     done = trials.list_trials()
     result = Rehearsal(
         plan=space.apply_setting(found.setting),

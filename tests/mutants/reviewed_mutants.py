@@ -602,8 +602,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_federation_promises.py::test_what_a_rehearsal_cost_rests_on_the_operators_word_where_a_file_was_given",
         (
             (
-                'origin="own" if same else "published" if published else "said",',
-                'origin="own" if same else "published",',
+                'origin="own" if is_own else "published" if published else "said",',
+                'origin="own" if is_own else "published",',
             ),
         ),
     ),

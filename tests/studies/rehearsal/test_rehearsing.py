@@ -262,12 +262,11 @@ class Formula(Trials):
         self.best_at = best
 
     def _run_missing(self, stage, missing, must) -> None:
-        for where in missing:
-            setting = self.settings[where[0]]
+        for where, setting in missing.items():
             away = sum(np.log2(setting[k] / v) ** 2 for k, v in self.best_at.items())
             accuracy = float(0.9 * np.exp(-away / 60))
             trial = Trial(stage, dict(setting), where[1], 1.0, accuracy, accuracy, 1, 0.0)
-            self._store_trial(where, trial)
+            self._store_trial(trial)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +294,7 @@ def test_the_better_of_equals_has_fewer_rounds():
     one, other = ({**space.read_plan(), ROUNDS: T} for T in (40.0, 20.0))
     for setting, used in ((one, 40), (other, 20)):
         where = encode_setting(setting), 1
-        trials.settings[where[0]], trials.asked[where] = setting, ""
+        trials.asked[where] = ""
         trials.done[where] = Trial("", dict(setting), 1, 0.5, 0.9, 0.9, used, 0.0)
     assert trials.choose_best([one, other], [1]) == other
 
@@ -305,9 +304,7 @@ def test_no_more_runs_than_granted_and_every_one_counted():
     for limit in (40, 60, 200):
         trials = Formula(space, {ROUNDS: 60.0, RATE: 1.0, CLIP: 0.3}, limit)
         found = search_settings(space, trials)
-        trials.run_jobs(
-            "prediction", [(found.setting, seed) for seed in choose_seeds(0)[1]], must=True
-        )
+        trials.run_fresh_seeds(found.setting, choose_seeds(0)[1])
         assert len(trials.asked) <= limit
     with pytest.raises(Spent):
         Formula(space, {}, 1).run_jobs("", [(space.read_plan(), 1), (space.read_plan(), 2)])
@@ -738,7 +735,7 @@ def test_a_number_is_rehearsed_by_the_metric_of_the_plan(metric):
     plan = number_plan(metric=metric)
     rows_ = make_stand_in(plan, announce_federation(plan))
     small, _ = fit_plan(plan, announce_federation(plan), rows_.units)
-    space = build_space(small, keep=["rounds.schedule", "server", CLIP], bodies=False)
+    space = build_space(small, keep=["rounds.schedule", "server", CLIP], models=False)
     ran = Trials(space, small, rows_, limit=9)
     settings = [{ROUNDS: 20.0, RATE: rate} for rate in (0.5, 1e4)]
     ran.run_jobs("by hand", [(setting, 1) for setting in settings])
@@ -854,8 +851,9 @@ def test_colours_are_rehearsed_as_they_are_trained():
         data={"name": "cifar10", "clients": 4, "samples": 20},
         model={"name": "softmax", "features": "hog", "cell": 8, "colours": True},
     )
-    assert trials._build_features(own, (32, 32, 3)).colours
-    assert trials._drop_features(own).model.colours is None
+    lens, plan = trials.split_features(own, (32, 32, 3))
+    assert lens.colours
+    assert plan.model.colours is None
 
 
 def test_variations_of_one_digit_are_not_independent():

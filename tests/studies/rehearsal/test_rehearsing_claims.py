@@ -118,7 +118,7 @@ def test_that_rows_are_public_is_the_users_word(given, tmp_path):
 def test_rows_that_are_made_up_or_published_cost_nothing(tmp_path):
     plan = Plan(data=MNIST)
     result = made(plan, make_stand_in(plan, announce_federation(plan)))
-    assert state_cost(result.rows).mu2 == 0
+    assert valid(result)["privacy_cost"]["mu2"] == 0
     assert valid(result)["privacy_cost"]["provided"] is None
     for text in said(result, tmp_path):
         assert "provided that" not in text
@@ -434,7 +434,7 @@ def test_the_papers_plans_are_searched_as_when_their_regret_was_measured(setting
     own = experiments.load_setting(setting)
     values = {**own.plan, **own.corrected, **experiments.load_methods()["crd"].plan}
     plan = Plan().replace(**values)
-    space = build_space(plan, bodies=setting != "census")
+    space = build_space(plan, models=setting != "census")
     told = [[one.key, one.coarse, one.low, one.high] for one in space.ladders]
     told += [[f.key, [[name, o(120.0)] for name, o in f.options.items()]] for f in space.forks]
     text = json.dumps(told, sort_keys=True)

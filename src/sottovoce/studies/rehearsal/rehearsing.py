@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 
@@ -36,7 +36,6 @@ from sottovoce.reports.charts import BLUE, INK, ORANGE, draw_svg, tidy_axes
 from sottovoce.reports.pages import format_count, format_number, format_whole, render_page
 from sottovoce.reports.progress import ProgressLine
 from sottovoce.schemas import (
-    CostEntry,
     PredictionEntry,
     RehearsalDocument,
     TheoryEntry,
@@ -46,9 +45,6 @@ from sottovoce.simulation.simulate import open_executor
 from sottovoce.studies.rehearsal.search import (
     LEAST,
     NOISE,
-    PREDICTION,
-    UNNOISED,
-    WITHOUT,
     Trial,
     Trials,
     choose_seeds,
@@ -101,29 +97,28 @@ def explain_choices(
     finalists), and the first seed's metric among all settings.
     """
     show = partial(format_gain, trials[0].metric)
-    found, why = group_trials(trials), {}
+    by_setting, reasons = group_trials(trials), {}
+    averages = (seeds, f"mean of {len(seeds)} seeds"), (seeds[:1], "first seed")
     knobs: list[Ladder | Fork] = [*space.ladders, *space.forks]
     for knob in knobs:
         groups, alone = [], True
-        for some, name in ((seeds, f"mean of {len(seeds)} seeds"), (seeds[:1], "first seed")):
-            known = [
+        for some, name in averages[: len(seeds)]:
+            means = [
                 (next(iter(by.values())).setting, statistics.fmean(by[s].value for s in some))
-                for by in found.values()
+                for by in by_setting.values()
                 if all(s in by for s in some)
             ]
-            best = next(mean for setting, mean in known if setting == chosen)
-            others, is_alike = _list_alternatives(knob.key, chosen, known)
+            best = next(mean for setting, mean in means if setting == chosen)
+            others, is_alike = _list_alternatives(knob.key, chosen, means)
             alone = alone and not others
             name += "" if is_alike else ", beside other changes"
             if others or len(some) > 1:
                 pairs = [(chosen[knob.key], best), *others[:4]]
                 values = (f"{_format_value(value)}: {show(mean)}" for value, mean in pairs)
                 groups.append(f"{name}: {', '.join(values)}")
-            if len(seeds) == 1:
-                break
         groups += ["no other value was tried"] if alone else []
-        why[knob.key] = f"{knob.why} ({'; '.join(groups)})"
-    return why
+        reasons[knob.key] = f"{knob.why} ({'; '.join(groups)})"
+    return reasons
 
 
 def _list_alternatives(
@@ -202,16 +197,16 @@ class Prediction:
     def _say(self, length: str) -> str:
         show, differ = partial(format_gain, self.metric), partial(format_difference, self.metric)
         name = "" if self.metric == "accuracy" else f"{GAINS[self.metric]} "
-        said = {"name": name, "in_name": name and f"in {name}", "seeds": len(self.values)}
-        said |= {"mean": show(self.mean), "number": show(self.mean).removesuffix(" %")}
+        words = {"name": name, "in_name": name and f"in {name}", "seeds": len(self.values)}
+        words |= {"mean": show(self.mean), "number": show(self.mean).removesuffix(" %")}
         if self.low is not None and self.high is not None:
-            said |= {"low": show(self.low), "high": show(self.high)}
-            said |= {"deviation": show(self.deviation)}
+            words |= {"low": show(self.low), "high": show(self.high)}
+            words |= {"deviation": show(self.deviation)}
         else:
-            said |= {"lost": differ(self.lost), "deviation": differ(self.lost_deviation)}
-            said |= {"lost_number": differ(self.lost).removesuffix(" points")}
-            said |= {"noiseless": show(self.mean + self.lost)}
-        return str(WORDS["prediction"][self.kind][length].format(**said))
+            words |= {"lost": differ(self.lost), "deviation": differ(self.lost_deviation)}
+            words |= {"lost_number": differ(self.lost).removesuffix(" points")}
+            words |= {"noiseless": show(self.mean + self.lost)}
+        return str(WORDS["prediction"][self.kind][length].format(**words))
 
     def to_json(self) -> PredictionEntry:
         """Return the part of rehearsal.json."""
@@ -248,9 +243,9 @@ def predict_run(
     """
     from scipy.special import stdtrit
 
-    seen = tuple(trial.test_value for trial in trials)
-    mean, m = statistics.fmean(seen), len(seen)
-    deviation = statistics.stdev(seen) if m > 1 else 0.0
+    values = tuple(trial.test_value for trial in trials)
+    mean, m = statistics.fmean(values), len(values)
+    deviation = statistics.stdev(values) if m > 1 else 0.0
     t = float(stdtrit(max(1, m - 1), 0.975))
     errors = [trial.test_error for trial in trials if trial.test_error is not None]
     variance = rows * statistics.fmean(errors) ** 2 if errors else mean * (1 - mean)
@@ -258,7 +253,7 @@ def predict_run(
     half = math.sqrt((t * deviation) ** 2 * (1 + 1 / m) + chance)
     ranged = unnoised is None
     return Prediction(
-        values=seen,
+        values=values,
         mean=mean,
         deviation=deviation,
         low=max(0.0 if trials[0].metric != "r2" else -math.inf, mean - half) if ranged else None,
@@ -288,38 +283,20 @@ def count_test_rows(plan: Plan, real: ClientSizes) -> int | None:
     return test if isinstance(test, int) else None
 
 
-class Cost(NamedTuple):
-    """What a rehearsal costs in privacy, worded for a tile, a headline, a sentence, a paragraph.
+def state_cost(rows: StandIn) -> dict[str, str]:
+    """State what a rehearsal on these rows costs in privacy, in the words of `[cost.…]`.
 
     It depends on where the rows come from (`StandIn.origin`): nothing if they were made, or
     published by others than the plan; nothing if a file that is said to be public is, which cannot
     be checked; and nothing is claimed of the plan's own rows (the embedded digits).
-    """
-
-    tile: str
-    short: str  # ends a headline
-    sentence: str
-    why: str
-    when: str  # how the plan's first comment ends
-    mu2: float | None = 0.0  # None: not counted
-    provided: str | None = None  # the condition of the claim
-
-    def to_json(self) -> CostEntry:
-        """Return the part of rehearsal.json."""
-        return {"mu2": self.mu2, "provided": self.provided, "why": self.why}
-
-
-def state_cost(rows: StandIn) -> Cost:
-    """State what a rehearsal on these rows costs in privacy.
 
     >>> pair = ([[0.0]], [0])
     >>> rows = StandIn("public", "", "", pair, pair, pair, (1,), 2, origin="said", name="a.csv")
-    >>> state_cost(rows).sentence
+    >>> state_cost(rows)["sentence"]
     'none, provided that a.csv is public: you say so, sottovoce cannot check'
     """
     words = WORDS["cost"].get(rows.origin, WORDS["cost"]["nothing"])
-    said = {key: text.format(name=rows.name) for key, text in words.items()}
-    return Cost(**said, mu2=None if rows.origin == "own" else 0.0)
+    return {key: text.format(name=rows.name) for key, text in words.items()}
 
 
 RUNS = 120
@@ -379,8 +356,8 @@ class Rehearsal:
         return format_gain(self.baseline.metric, value, digits)
 
     @property
-    def cost(self) -> Cost:
-        """What it cost in privacy."""
+    def cost(self) -> dict[str, str]:
+        """What it cost in privacy, in words."""
         return state_cost(self.rows)
 
     @property
@@ -445,9 +422,9 @@ class Rehearsal:
         File names are relative to `folder`, where it will lie.
         """
         head = (
-            f"Rehearsed: {', '.join(self.reasons) or 'nothing'} {self.cost.when}.",
+            f"Rehearsed: {', '.join(self.reasons) or 'nothing'} {self.cost['when']}.",
             f"Stand-in: {self.rows.about}.",
-            f"Cost in privacy: {self.cost.sentence}.",
+            f"Cost in privacy: {self.cost['sentence']}.",
             self.prediction.describe(),
             self.rows.trust,
         )
@@ -505,7 +482,11 @@ class Rehearsal:
                 "factor": self.factor,
                 "fingerprint": self.rows.fingerprint(),
             },
-            "privacy_cost": self.cost.to_json(),
+            "privacy_cost": {
+                "mu2": None if self.rows.origin == "own" else 0.0,
+                "provided": self.cost.get("provided"),
+                "why": self.cost["why"],
+            },
             "prediction": self.prediction.to_json(),
             "theory": self.theory,
             "runs": [cast(TrialEntry, asdict(trial)) for trial in self.trials],
@@ -549,13 +530,13 @@ def rehearse(
     folder = None if out is None else _prepare_folder(Path(out), resume)
     rows = make_stand_in(plan, real, public, seed=seed)
     stage, factor = fit_plan(plan, real, rows.units)
-    bodies = rows.kind != "synthetic"
-    space = build_space(plan, keep, shape=rows.shape, bodies=bodies, auto=ruled.local.rate)
+    models = rows.kind != "synthetic"
+    space = build_space(plan, keep, shape=rows.shape, models=models, auto=ruled.local.rate)
     if not (space.ladders or space.forks):
         raise InputError("--keep leaves nothing to choose; keep fewer keys")
     import jax
 
-    known: list[Trial] = []
+    earlier: list[Trial] = []
     place = jax.default_backend() if on is None else "ray" if isinstance(on, str) else "an executor"
     sitting = {"version": __version__, "backend": place}
     sittings = [sitting]
@@ -569,45 +550,34 @@ def rehearse(
             "keep": sorted(keep),
             "federation": [len(real), sum(real), factor],  # --clients, --samples
         }
-        known, sittings = read_trials(folder, head, sitting)
+        earlier, sittings = read_trials(folder, head, sitting)
     trials = Trials(
-        space, stage, rows, limit=runs, minutes=minutes, folder=folder, known=known, told=told
+        space, stage, rows, limit=runs, minutes=minutes, folder=folder, known=earlier, told=told
     )
-    _, fresh = choose_seeds(seed)
-    made_up = rows.kind == "synthetic"
-    trials.promised = len(fresh) * (1 + made_up)
     if told is not None:
         told(trials)
     with open_executor(on) as trials.on, redirect_stdout(sys.stderr):  # Ray prints of lost workers
-        found = search_settings(space, trials, seed)
-        bare = {**found.setting, NOISE: WITHOUT}
-        trials.run_jobs(PREDICTION, [(found.setting, s) for s in fresh], must=True)
-        if made_up:  # the accuracy on synthetic rows means nothing, but what noise costs does
-            trials.run_jobs(UNNOISED, [(bare, s) for s in fresh], must=True)
-    prediction = predict_run(
-        [trials.done[encode_setting(found.setting), s] for s in fresh],
-        rows.telling,
-        count_test_rows(plan, real),
-        [trials.done[encode_setting(bare), s] for s in fresh] if made_up else None,
-        len(rows.test[1]),
-    )
+        choice = search_settings(space, trials, seed)
+        fresh, unnoised = trials.run_fresh_seeds(choice.setting, choose_seeds(seed)[1])
+    tested = count_test_rows(plan, real)
+    prediction = predict_run(fresh, rows.telling, tested, unnoised, len(rows.test[1]))
     done = trials.list_trials()
-    why = explain_choices(space, found.setting, done, found.seeds)
+    reasons = explain_choices(space, choice.setting, done, choice.seeds)
     result = Rehearsal(
-        plan=space.apply_setting(found.setting).replace(
-            rehearsed=describe_provenance(rows, why, len(done))
+        plan=space.apply_setting(choice.setting).replace(
+            rehearsed=describe_provenance(rows, reasons, len(done))
         ),
         given=plan,
         space=space,
-        setting=found.setting,
+        setting=choice.setting,
         rows=rows,
         factor=factor,
         prediction=prediction,
-        reasons=why,
-        theory=trials.estimate_theory(found.setting, found.seeds[0]),
+        reasons=reasons,
+        theory=trials.estimate_theory(choice.setting, choice.seeds[0]),
         trials=tuple(done),
-        seeds=found.seeds,
-        complete=found.complete,
+        seeds=choice.seeds,
+        complete=choice.complete,
         seed=seed,
         sittings=tuple(sittings),
     )
@@ -622,7 +592,7 @@ def describe_provenance(rows: StandIn, keys: Iterable[str], federations: int) ->
     return (
         f"{', '.join(keys)} by sottovoce rehearse on {made.get(rows.kind, rows.name)} "
         f"({federations} federations; fingerprint of the rows {rows.fingerprint()}); "
-        f"cost in privacy: {state_cost(rows).sentence}"
+        f"cost in privacy: {state_cost(rows)['sentence']}"
     )
 
 
@@ -716,7 +686,7 @@ def format_summary(result: Rehearsal, folder: Path) -> str:
             *_wrap_text(f"stand-in: {result.rows.about}"),
             *_wrap_text(result.rows.trust),
             *_wrap_text(result.mixed or ""),
-            *_wrap_text(f"cost in privacy: {result.cost.sentence}"),
+            *_wrap_text(f"cost in privacy: {result.cost['sentence']}"),
             f"federations: {len(result.trials)}",
             "",
             f"plan   {folder / 'plan.toml'}",
@@ -798,7 +768,7 @@ def describe_choice(result: Rehearsal) -> str:
     return (
         f"Rehearsed for {name}: {plan.model.name}{features}, {rounds} of "
         f"η = {format_number(plan.local.rate)}; {prediction.summarise()}; "
-        f"{result.cost.short}."
+        f"{result.cost['short']}."
     )
 
 
@@ -826,24 +796,21 @@ def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
         result.compare_with_given(),
         (rounds, format_whole(prediction.rounds)),
         ("rounds T, Theorem 2", "–" if theory is None else f"{theory['best_rounds']:,}"),
-        ("cost in privacy", result.cost.tile),
+        ("cost in privacy", result.cost["tile"]),
     ]
 
 
 def find_points(result: Rehearsal, measure: str) -> dict[tuple[float, float], float]:
     """Return (T, η) → the best value found there by the first seed with the chosen model."""
     chosen, first = result.setting, result.seeds[0]
-    found: dict[tuple[float, float], float] = {}
+    by_point: dict[tuple[float, float], list[float]] = {}
     for trial in result.trials:
-        if trial.seed != first or trial.setting.get("model") != chosen.get("model"):
-            continue
         value = trial.loss if measure == "loss" else trial.value
-        if value is None:
-            continue
-        at = _find_coordinates(trial.setting, result)
-        better = min if measure == "loss" else max
-        found[at] = value if at not in found else better(found[at], value)
-    return found
+        is_alike = trial.seed == first and trial.setting.get("model") == chosen.get("model")
+        if is_alike and value is not None:
+            by_point.setdefault(_find_coordinates(trial.setting, result), []).append(value)
+    best: Callable[[list[float]], float] = min if measure == "loss" else max
+    return {point: best(values) for point, values in by_point.items()}
 
 
 def _find_coordinates(setting: Any, result: Rehearsal) -> tuple[float, float]:
@@ -855,26 +822,26 @@ def _find_coordinates(setting: Any, result: Rehearsal) -> tuple[float, float]:
 
 def draw_surface(result: Rehearsal, measure: str) -> Markup:
     """Draw the points as numbers on a logarithmic map, darker where they are better."""
-    found = find_points(result, measure)
+    points = find_points(result, measure)
     chosen = _find_coordinates(result.setting, result)
-    values = np.array(list(found.values()))
+    values = np.array(list(points.values()))
     order = np.argsort(np.argsort(-values if measure == "loss" else values, kind="stable"))
     shade = 0.06 + 0.5 * order / max(1, len(values) - 1)
-    best_first = [list(found)[i] for i in np.argsort(-order)]
-    labelled = choose_labels([*([chosen] if chosen in found else []), *best_first])
+    best_first = [list(points)[i] for i in np.argsort(-order)]
+    labelled = choose_labels([*([chosen] if chosen in points else []), *best_first])
 
     def paint(figure: Any) -> None:
         ax = figure.add_subplot()
         ax.set_xscale("log", base=2)
         ax.set_yscale("log", base=2)
-        for ((T, eta), value), dark in zip(found.items(), shade, strict=True):
+        for ((T, eta), value), dark in zip(points.items(), shade, strict=True):
             ax.plot(T, eta, "o", markersize=19, color=BLUE, alpha=float(dark))
             if (T, eta) in labelled:
                 shown = f"{value:.2f}" if measure == "loss" else f"{100 * value:.1f}"
                 ax.text(T, eta, shown, ha="center", va="center", fontsize=8.6, color=INK)
         ax.plot(*chosen, "o", markersize=23, color=ORANGE, fillstyle="none", markeredgewidth=2)
         for axis, at in ((ax.xaxis, 0), (ax.yaxis, 1)):
-            seen = sorted({point[at] for point in found})
+            seen = sorted({point[at] for point in points})
             ticks = _space_ticks(seen)
             axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
             (ax.set_xlim if at == 0 else ax.set_ylim)(seen[0] / 1.6, seen[-1] * 1.6)
@@ -884,7 +851,7 @@ def draw_surface(result: Rehearsal, measure: str) -> Markup:
 
     what = "Loss" if measure == "loss" else f"{result.metric[0].upper()}{result.metric[1:]}"
     choice = f"chosen: {chosen[0]:g} rounds of {chosen[1]:g}"
-    label = f"{what} at {len(found)} pairs of rounds and step; {choice}"
+    label = f"{what} at {len(points)} pairs of rounds and step; {choice}"
     return draw_svg(f"surface-{measure}", label, paint, size=(4.3, 3.3))
 
 
@@ -893,11 +860,11 @@ def choose_labels(points: Sequence[tuple[float, float]]) -> set[tuple[float, flo
     logs = np.log2(np.array(points))
     # The limits are a factor 1.6 beyond the points; a number takes a tenth of the map's width.
     parts = logs / (np.ptp(logs, axis=0) + 2 * np.log2(1.6)) / (0.1, 0.075)
-    kept: list[int] = []
+    labelled: list[int] = []
     for i in range(len(points)):
-        if all(np.abs(parts[i] - parts[other]).max() >= 1 for other in kept):
-            kept.append(i)
-    return {points[i] for i in kept}
+        if all(np.abs(parts[i] - parts[other]).max() >= 1 for other in labelled):
+            labelled.append(i)
+    return {points[i] for i in labelled}
 
 
 def _space_ticks(values: Sequence[float]) -> list[float]:
@@ -906,8 +873,8 @@ def _space_ticks(values: Sequence[float]) -> list[float]:
     >>> _space_ticks([10.0, 14.0, 20.0, 40.0])
     [10.0, 20.0, 40.0]
     """
-    kept: list[float] = []
+    ticks: list[float] = []
     for value in values:
-        if not kept or value >= 1.9 * kept[-1]:
-            kept.append(value)
-    return kept
+        if not ticks or value >= 1.9 * ticks[-1]:
+            ticks.append(value)
+    return ticks

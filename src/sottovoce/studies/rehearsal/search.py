@@ -144,6 +144,8 @@ SITTING = "sitting"  # the journal's key of what a session ran on
 COMPILED_S = 10.0  # seconds to compile the theorem, at most a tenth of the minutes
 PREDICTION, UNNOISED = "prediction", "without noise"  # the stages at the end, which always run
 Job = tuple[Setting, int]
+Where = tuple[str, int]  # a setting, as `encode_setting` writes it, and a seed
+PREDICTED = 5  # fresh seeds
 
 
 class Spent(Exception):
@@ -223,12 +225,12 @@ class Trials:
         self.space, self.fitted, self.rows = space, fitted, rows
         self.limit, self.minutes, self.folder, self.told = limit, minutes, folder, told
         self.done = {(encode_setting(trial.setting), trial.seed): trial for trial in known}
-        self.asked: dict[tuple[str, int], str] = {}  # (setting, seed) → stage, in order
-        self.settings: dict[str, Setting] = {}
+        self.asked: dict[Where, str] = {}  # → stage, in order
         self.began = time.monotonic()
         self.ran = 0
         self.share = 1.0  # of the minutes, for the current stage
-        self.promised = 0  # federations that will be run at the end in any case
+        # Federations that `run_fresh_seeds` will run at the end in any case.
+        self.promised = PREDICTED * (1 + (rows.kind == "synthetic"))
         self.on: Executor | None = None  # where trials are computed
         self._seen: dict[Any, Given] = {}
 
@@ -241,14 +243,29 @@ class Trials:
         """
         fresh = {(encode_setting(setting), seed): setting for setting, seed in jobs}
         fresh = {where: setting for where, setting in fresh.items() if where not in self.asked}
-        left = max(0, self.limit - reserve - len(self.asked))
-        granted = list(fresh) if must else list(fresh)[:left]
-        for where in granted:
-            self.asked[where] = stage
-            self.settings[where[0]] = fresh[where]
-        self._run_missing(stage, [where for where in granted if where not in self.done], must)
+        left = len(fresh) if must else max(0, self.limit - reserve - len(self.asked))
+        granted = dict(itertools.islice(fresh.items(), left))
+        self.asked |= dict.fromkeys(granted, stage)
+        missing = {where: setting for where, setting in granted.items() if where not in self.done}
+        self._run_missing(stage, missing, must)
         if len(granted) < len(fresh):
             raise Spent
+
+    def run_fresh_seeds(
+        self, setting: Setting, seeds: Sequence[int]
+    ) -> tuple[list[Trial], list[Trial] | None]:
+        """Run the choice with seeds that did not choose, and on synthetic rows without noise too.
+
+        An accuracy on synthetic rows means nothing, but what noise costs does.
+        """
+        with_noise = self._run_seeds(PREDICTION, setting, seeds)
+        if self.rows.kind != "synthetic":
+            return with_noise, None
+        return with_noise, self._run_seeds(UNNOISED, {**setting, NOISE: WITHOUT}, seeds)
+
+    def _run_seeds(self, stage: str, setting: Setting, seeds: Sequence[int]) -> list[Trial]:
+        self.run_jobs(stage, [(setting, seed) for seed in seeds], must=True)
+        return [self.done[encode_setting(setting), seed] for seed in seeds]
 
     def average_accuracy(self, setting: Setting, seeds: Sequence[int]) -> float:
         """Return the mean accuracy, or other metric, on the rows that choose, over these seeds."""
@@ -264,18 +281,16 @@ class Trials:
             losses = (math.inf if trial.loss is None else trial.loss for trial in trials)
             return -accuracy, rounds, statistics.fmean(losses)
 
-        known = [
+        complete = [
             s for s in settings if all((encode_setting(s), seed) in self.done for seed in seeds)
         ]
-        if not known:
+        if not complete:
             raise Spent
-        return min(known, key=rank)
+        return min(complete, key=rank)
 
     def list_tried(self, seed: int) -> list[Setting]:
         """List the settings that were tried with this seed, in order."""
-        found = dict.fromkeys(key for key, _ in self.asked)
-        wanted = ((key, seed) for key in found)
-        return [self.settings[w[0]] for w in wanted if w in self.asked and w in self.done]
+        return [self.done[w].setting for w in self.asked if w[1] == seed and w in self.done]
 
     def list_trials(self) -> list[Trial]:
         """List the trials of this rehearsal, in order."""
@@ -283,10 +298,9 @@ class Trials:
 
     def estimate_theory(self, setting: Setting, seed: int) -> TheoryEntry | None:
         """Estimate Theorem 2 for this setting on the stand-in."""
-        plan = self._apply_setting(setting)
-        given = self._prepare_rows(_build_features(plan, self.rows.shape))
-        built = build(adapt_plan(_drop_features(plan), given, None), seed=seed, data=given)
-        return estimate_theory(built, seed)
+        lens, plan = split_features(self._apply_setting(setting), self.rows.shape)
+        given = self._prepare_rows(lens)
+        return estimate_theory(build(adapt_plan(plan, given, None), seed=seed, data=given), seed)
 
     def average_seconds(self) -> float:
         """Return the mean seconds of a federation so far, but for the first, which is compiled."""
@@ -316,39 +330,38 @@ class Trials:
         granted = 60 * self.minutes - self.estimate_reserved()
         return time.monotonic() - self.began > granted * self.share
 
-    def _run_missing(self, stage: str, missing: list[tuple[str, int]], must: bool) -> None:
+    def _run_missing(self, stage: str, missing: Mapping[Where, Setting], must: bool) -> None:
         with Interrupts() as interrupts:
-            for keys, seeds in self._group_jobs(missing):
+            for (lens, seeds), group in self._group_jobs(missing).items():
                 if self._is_late() and not must:
                     raise Spent
-                rows = self._prepare_rows(
-                    _build_features(self._apply_setting(self.settings[keys[0]]), self.rows.shape)
-                )
-                plans = [_drop_features(self._apply_setting(self.settings[key])) for key in keys]
+                rows, plans = self._prepare_rows(lens), [plan for _, plan in group]
                 x, y = cast(tuple[Any, Any], rows.validation)
                 y = y if self.rows.target is None else self.rows.target.scale(y)
                 judges, since = Samples(x.reshape(len(y), -1), y), time.monotonic()
                 for i, trained in simulate_each(plans, seeds=seeds, given=rows, on=self.on):
-                    now = time.monotonic()
-                    where = keys[i // len(seeds)], seeds[i % len(seeds)]
-                    setting = self.settings[where[0]]
-                    trial = self._make_trial(stage, setting, trained, judges, now - since)
-                    self._store_trial(where, trial)
+                    now, (setting, _) = time.monotonic(), group[i // len(seeds)]
+                    self._store_trial(
+                        self._make_trial(stage, setting, trained, judges, now - since)
+                    )
                     since = now
                     interrupts.check()
                     if self._is_late() and not must:
                         raise Spent
 
-    def _group_jobs(self, missing: list[tuple[str, int]]) -> list[tuple[list[str], list[int]]]:
-        """Group settings with the same features and seeds, which are run in one call."""
+    def _group_jobs(
+        self, missing: Mapping[Where, Setting]
+    ) -> dict[tuple[Any, tuple[int, ...]], list[tuple[Setting, Plan]]]:
+        """Group settings by what they are run with in one call: their features and seeds."""
         seeds: dict[str, list[int]] = {}
         for key, seed in missing:
             seeds.setdefault(key, []).append(seed)
-        groups: dict[tuple[Any, tuple[int, ...]], list[str]] = {}
+        groups: dict[tuple[Any, tuple[int, ...]], list[tuple[Setting, Plan]]] = {}
         for key, some in seeds.items():
-            lens = _build_features(self._apply_setting(self.settings[key]), self.rows.shape)
-            groups.setdefault((lens, tuple(some)), []).append(key)
-        return [(keys, list(some)) for (_, some), keys in groups.items()]
+            setting = missing[key, some[0]]
+            lens, plan = split_features(self._apply_setting(setting), self.rows.shape)
+            groups.setdefault((lens, tuple(some)), []).append((setting, plan))
+        return groups
 
     def _make_trial(
         self, stage: str, setting: Setting, trained: Trained, judges: Samples, seconds: float
@@ -364,14 +377,14 @@ class Trials:
             else:
                 numbers = target.restore(predict_numbers(trained.model, trained.params, judges.x))
                 measured = metrics.measure_regression(target.restore(judges.y), numbers)[metric]
-            told = result["metrics"][metric]
+            on_test = result["metrics"][metric]
             # An error in the target's unit is one in shares of its range.
             width = target.high - target.low if target is not None and metric != "r2" else 1.0
             gains = {
                 "gain": metrics.to_gain(metric, measured.value, width),
                 "error": _keep_finite(measured.error / width),
-                "test_gain": metrics.to_gain(metric, told["value"], width),
-                "test_error": _keep_finite(told["error"] / width),
+                "test_gain": metrics.to_gain(metric, on_test["value"], width),
+                "test_error": _keep_finite(on_test["error"] / width),
             }
         return Trial(
             stage=stage,
@@ -386,8 +399,8 @@ class Trials:
             **gains,
         )
 
-    def _store_trial(self, where: tuple[str, int], trial: Trial) -> None:
-        self.done[where] = trial
+    def _store_trial(self, trial: Trial) -> None:
+        self.done[encode_setting(trial.setting), trial.seed] = trial
         self.ran += 1
         if trial.stage in (PREDICTION, UNNOISED):
             self.promised = max(0, self.promised - 1)
@@ -417,21 +430,16 @@ class Trials:
         return self._seen[lens]
 
 
-def _build_features(plan: Plan, shape: tuple[int, ...]) -> Any:
+def split_features(plan: Plan, shape: tuple[int, ...]) -> tuple[Any, Plan]:
+    """Return what makes the plan's features, if any, and the plan for rows that are features."""
     model = plan.model
-    return features.build(model.features, shape, model.cell, model.upright, model.colours)
+    lens = features.build(model.features, shape, model.cell, model.upright, model.colours)
+    keys = ("features", "cell", "upright", "colours") if model.features is not None else ()
+    return lens, plan.replace(**{f"model.{key}": None for key in keys})
 
 
 def _keep_finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _drop_features(plan: Plan) -> Plan:
-    """Return the plan for rows that are features already."""
-    if plan.model.features is None:
-        return plan
-    keys = ("features", "cell", "upright", "colours")
-    return plan.replace(**{f"model.{key}": None for key in keys})
 
 
 def read_trials(
@@ -469,7 +477,6 @@ def read_trials(
 
 
 FINALISTS, CONFIRMED = 4, 4  # settings, and seeds of each
-PREDICTED = 5  # fresh seeds
 LEAST = 40  # runs: with fewer there is nothing to choose from
 SEEKING = 0.8  # the share of the minutes before the finalists
 MARGIN = 0.001  # the accuracy that a step must gain: less may be the luck of one seed
@@ -603,13 +610,13 @@ class _Search:
             rounds = trials.done[encode_setting(setting), self.seeds[0]].rounds
             return -average(setting), rounds
 
-        known = trials.list_tried(self.seeds[0])
-        known = sorted(known, key=lambda s: rank(s, self._average_accuracy))[: 4 * FINALISTS]
-        known.sort(key=lambda s: rank(s, self._average_known))
-        default, finalists = self.choose_best(self.defaults), known[:FINALISTS]
+        ranked = trials.list_tried(self.seeds[0])
+        ranked = sorted(ranked, key=lambda s: rank(s, self._average_accuracy))[: 4 * FINALISTS]
+        ranked.sort(key=lambda s: rank(s, self._average_known))
+        default, finalists = self.choose_best(self.defaults), ranked[:FINALISTS]
         is_made_up = trials.rows.kind == "synthetic"  # small differences say nothing of real rows
         if is_made_up and default not in finalists:
-            finalists = [*known[: FINALISTS - 1], default]
+            finalists = [*ranked[: FINALISTS - 1], default]
         try:
             for count in range(2, CONFIRMED + 1):
                 jobs = [(s, seed) for seed in self.seeds[:count] for s in finalists]

@@ -11,15 +11,16 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from sottovoce.data.datasets import DATASETS
 from sottovoce.errors import PlanError
 from sottovoce.plan import Plan
-from sottovoce.plan.base import split_key
 
 Setting: TypeAlias = Mapping[str, Any]  # knob → value of a ladder, or name of a fork's option
 Changes: TypeAlias = dict[str, Any]  # plan key → value
+Option: TypeAlias = Callable[[float], Changes]  # rounds T → the plan's keys that it sets
 ROUNDS, RATE, CLIP = "rounds.rounds", "local.learning_rate", "local.clip"
 SCHEDULE = "rounds.schedule"
 AS_PLANNED = "as planned"
@@ -63,23 +64,23 @@ def _round_value(value: float) -> float:
 
 @dataclass(frozen=True)
 class Fork:
-    """Alternatives by name. An option maps the rounds T to the plan's keys that it sets."""
+    """Alternatives by name."""
 
     key: str
-    options: Mapping[str, Callable[[float], Changes]]
+    options: Mapping[str, Option]
     why: str
 
 
 CUT = Ladder(CLIP, (1.0,), 0.01, 100.0, "the norm that leaves most signal for the noise it costs")
 
 
-def _set_keys(**values: Any) -> Callable[[float], Changes]:
+def _set_keys(**values: Any) -> Option:
     """Return an option that sets the same keys for any T, as `_set_keys(model__name="softmax")`."""
     changes = {key.replace("__", "."): value for key, value in values.items()}
     return lambda T: changes
 
 
-def _grow_shares(g: float) -> Callable[[float], Changes]:
+def _grow_shares(g: float) -> Option:
     """Return an option with growing shares: σ_t = (1 − s·t)·σ₀, s = g/T₀ and T₀ = (1 + g)·T.
 
     The budget then lasts for about T rounds.
@@ -91,7 +92,7 @@ def _grow_shares(g: float) -> Callable[[float], Changes]:
     }
 
 
-def _discount_rounds(beta: float, window: int) -> Callable[[float], Changes]:
+def _discount_rounds(beta: float, window: int) -> Option:
     """Return an option with the discounted schedule from T₀ = 1.5·T, which stops after about T."""
     return lambda T: {
         "rounds.schedule": "discounted",
@@ -109,26 +110,23 @@ PLAIN: dict[str, dict[str, Any]] = {
     "softmax": _LINEAR,
     "mlp": {"model__name": "mlp", "model__hidden": 32},
 }
-BODIES: dict[str, Callable[[float], Changes]] = {
+MODELS: dict[str, Option] = {
     "softmax": _set_keys(**PLAIN["softmax"]),
     "softmax on histograms": _set_keys(**_HOG, model__cell=4, model__upright=False),
     "softmax on upright histograms": _set_keys(**_HOG, model__cell=4, model__upright=True),
     "softmax on finer histograms": _set_keys(**_HOG, model__cell=2, model__upright=False),
     "mlp": _set_keys(**PLAIN["mlp"]),
 }
-SCHEDULES: dict[str, Callable[[float], Changes]] = {
+SCHEDULES: dict[str, Option] = {
     "fixed": _set_keys(rounds__schedule="fixed"),
     "growing shares, g = 1/4": _grow_shares(0.25),
     "growing shares, g = 1": _grow_shares(1.0),
     "discounted, β = 0.8": _discount_rounds(0.8, 3),
     "discounted, β = 0.9": _discount_rounds(0.9, 5),
 }
-WEIGHTS: dict[str, Callable[[float], Changes]] = {
-    "samples": _set_keys(server__weights="samples"),
-    "precision": _set_keys(server__weights="precision"),
-}
+WEIGHTS = {kind: _set_keys(server__weights=kind) for kind in ("samples", "precision")}
 DECAYS = {kind: _set_keys(server__decay=kind) for kind in ("linear", "cosine")}
-AVERAGES: dict[str, Callable[[float], Changes]] = {
+AVERAGES: dict[str, Option] = {
     "tail": _set_keys(server__average="tail", server__tail=0.5),
     "exponential": _set_keys(server__average="exponential", server__keep=0.9),
 }
@@ -136,7 +134,7 @@ OPTIONAL = ("server.decay", "server.average", "server.momentum")  # keys that a 
 
 #: Everything that is searched, in the order of the search.
 KNOBS: tuple[Ladder | Fork, ...] = (
-    Fork("model", BODIES, "the model and the features that learn most at this noise"),
+    Fork("model", MODELS, "the model and the features that learn most at this noise"),
     Ladder(ROUNDS, (10, 40, 160), 1, 4096, "more rounds learn longer and share the budget", True),
     Ladder(RATE, (0.5, 2.0, 8.0), 1e-4, 1e4, "the step; its noise grows with it"),
     CUT,
@@ -220,27 +218,27 @@ def build_space(
     keep: Sequence[str] = (),
     *,
     shape: tuple[int, ...] | None = None,
-    bodies: bool = True,
+    models: bool = True,
     auto: float | None = None,
 ) -> Space:
     """Build the space of a plan: all knobs but the keys (or whole sections) to keep.
 
     `shape` is the shape of a row, for features that need pictures; by default the dataset's.
-    Without `bodies` the model stays. `auto` is η by the public rule.
+    Without `models` the model stays. `auto` is η by the public rule.
 
     >>> found = build_space(Plan(), ["model", "local.clip", "server"])
     >>> [ladder.key for ladder in found.ladders], [fork.key for fork in found.forks]
     (['rounds.rounds', 'local.learning_rate'], ['rounds.schedule'])
     """
-    sections = plan.to_dict()
-    known = DATASETS.get(str(plan.data.name))
-    shape = known.shape if shape is None and known is not None else shape
+    if shape is None:
+        known = DATASETS.get(str(plan.data.name))
+        shape = () if known is None else known.shape
     for key in keep:
         _require_known(plan, key)
     fixed = {*keep}  # keys, and whole sections
     if plan.local.clip == "median":
         fixed.add(CLIP)
-    if not bodies or plan.model.name == "custom":
+    if not models or plan.model.name == "custom":
         fixed.add("model")
     if not _is_unequal(plan):
         fixed.add("server.weights")
@@ -252,7 +250,7 @@ def build_space(
         options = {
             name: option
             for name, option in _list_options(knob, plan)
-            if _is_allowed(plan, option(float(plan.rounds.rounds)), keep, sections, shape or ())
+            if _is_allowed(plan, option(float(plan.rounds.rounds)), keep, shape)
         }
         if options:
             forks.append(Fork(knob.key, options, knob.why))
@@ -260,7 +258,7 @@ def build_space(
     return Space(plan, ladders, tuple(forks), auto)
 
 
-def _list_options(knob: Fork, plan: Plan) -> Iterator[tuple[str, Callable[[float], Changes]]]:
+def _list_options(knob: Fork, plan: Plan) -> Iterator[tuple[str, Option]]:
     """Yield a fork's options; for an optional key that the plan has, also to leave it out."""
     for name, option in knob.options.items():
         if name in PLAIN and plan.model.features is not None:
@@ -271,37 +269,21 @@ def _list_options(knob: Fork, plan: Plan) -> Iterator[tuple[str, Callable[[float
         yield "none", lambda T: {knob.key: None}
 
 
-def _is_allowed(
-    plan: Plan,
-    changes: Changes,
-    keep: Sequence[str],
-    before: Mapping[str, Any],
-    shape: tuple[int, ...],
-) -> bool:
+def _is_allowed(plan: Plan, changes: Changes, keep: Sequence[str], shape: tuple[int, ...]) -> bool:
     """Return whether an option gives a valid plan that differs and keeps what is to be kept."""
     try:
         changed = plan.replace(**changes)
     except PlanError:
         return False
-    after = changed.to_dict()
-    for key in keep:
-        section, _, name = key.partition(".")
-        old, new = before.get(section), after.get(section)
-        if name and isinstance(old, dict) and isinstance(new, dict):
-            old, new = old.get(name), new.get(name)
-        if old != new:
-            return False
-    steered = [each.rounds.schedule == "discounted" for each in (plan, changed)]
-    if steered == [False, True] and plan.data.validation == 0:
-        return False  # the test rows would decide the number of rounds
-    if changed.model.features is not None and not _fits_a_cell(changed.model.cell, shape):
+    if any(_get_value(plan, key) != _get_value(changed, key) for key in keep):
         return False
+    steered, is_steered = (one.rounds.schedule == "discounted" for one in (plan, changed))
+    if is_steered and not steered and plan.data.validation == 0:
+        return False  # the test rows would decide the number of rounds
+    cells = min(shape[:2]) / (changed.model.cell or 1) if len(shape) >= 2 else 0
+    if changed.model.features is not None and not 3 <= cells <= 10:
+        return False  # histograms need a picture of so many cells: neither more nor less
     return any(_get_value(plan, key) != value for key, value in changes.items() if key != ROUNDS)
-
-
-def _fits_a_cell(cell: int | None, shape: tuple[int, ...]) -> bool:
-    """Return whether a row is a picture of 3 to 10 cells: histograms need neither more nor less."""
-    return len(shape) >= 2 and 3 <= min(shape[:2]) / (cell or 1) <= 10
 
 
 def _is_unequal(plan: Plan) -> bool:
@@ -311,14 +293,14 @@ def _is_unequal(plan: Plan) -> bool:
 
 
 def _get_value(plan: Plan, key: str) -> Any:
-    section, name = split_key(key)
-    return getattr(getattr(plan, section), name)
+    """Return the value of a key, or a whole section."""
+    return attrgetter(key)(plan)
 
 
 def _require_known(plan: Plan, key: str) -> None:
-    section, _, name = key.partition(".")
+    section, dot, name = key.partition(".")
     table = getattr(plan, section, None) if section in type(plan).model_fields else None
-    if table is None or (name and name not in type(table).model_fields):
+    if table is None or (dot and name not in getattr(type(table), "model_fields", ())):
         remedy = "such as local.clip, or model"
         raise PlanError.of("--keep", key, "a key or a section of the plan", remedy)
 

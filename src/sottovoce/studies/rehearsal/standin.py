@@ -195,9 +195,9 @@ def make_rows(
     x = np.concatenate(columns, axis=1).astype(np.float32)
     if classes == 1:
         noise = np.sqrt(1 - EXPLAINED) * rng.normal(size=rows)
-        told = np.sqrt(EXPLAINED) * scores[:, 0] + noise
+        targets = np.sqrt(EXPLAINED) * scores[:, 0] + noise
         middle = 2 * rng.uniform(*MIDDLE) - 1
-        return x, np.clip(middle + SPREAD * told, -1, 1).astype(np.float32)
+        return x, np.clip(middle + SPREAD * targets, -1, 1).astype(np.float32)
     chances = _compute_chances(scores)
     if shares:
         chances = _match_shares(chances, np.asarray(shares))
@@ -273,12 +273,12 @@ def announce_federation(
     """
     data = plan.data
     pairs = (("clients", clients, data.clients), ("samples", samples, data.samples))
-    for key, given, planned in pairs:
-        if given is not None and planned is not None:
+    for key, wanted, planned in pairs:
+        if wanted is not None and planned is not None:
             remedy = f"it says {planned}"
-            raise InputError.of(f"--{key}", given, f"absent where the plan has data.{key}", remedy)
-        if given is not None and given < 1:
-            raise InputError.of(f"--{key}", given, "a whole number ≥ 1", "as announced")
+            raise InputError.of(f"--{key}", wanted, f"absent where the plan has data.{key}", remedy)
+        if wanted is not None and wanted < 1:
+            raise InputError.of(f"--{key}", wanted, "a whole number ≥ 1", "as announced")
     U = data.clients or clients
     if U is None:
         raise InputError(
@@ -324,8 +324,8 @@ def sum_held_out(plan: Plan) -> tuple[float, int]:
 def _count_training_rows(plan: Plan, held: int, U: int) -> int:
     """Return how many of a client's rows in the table it trains on."""
     share, rows = sum_held_out(plan)
-    kept = int(round(held * U * (1 - share) - rows, 6) // U)
-    if kept < 1:
+    left = int(round(held * U * (1 - share) - rows, 6) // U)
+    if left < 1:
         raise InputError.of(
             "--samples",
             held,
@@ -333,7 +333,7 @@ def _count_training_rows(plan: Plan, held: int, U: int) -> int:
             f"take of {U} clients",
             "these are all rows of a client, and one or more must be left to train on",
         )
-    return kept
+    return left
 
 
 def choose_spare_factor(plan: Plan) -> int:
@@ -361,15 +361,11 @@ def fit_plan(plan: Plan, real: ClientSizes, rows: int) -> tuple[Plan, float]:
         "data.samples": int(sizes[0]) if alike else sizes.tolist(),
         "noise": "simulated",
     }
-    if plan.data.split in ("column", "sizes"):
+    if plan.data.split in ("column", "sizes", "iid"):
         changes["data.split"] = "iid" if alike else "sizes"
-    elif not alike and plan.data.split == "iid":
-        changes["data.split"] = "sizes"
     else:
-        changes["data.split"] = plan.data.split
-        for key in ("labels_per_client", "alpha"):
-            if getattr(plan.data, key) is not None:
-                changes[f"data.{key}"] = getattr(plan.data, key)
+        split = {key: getattr(plan.data, key) for key in ("split", "labels_per_client", "alpha")}
+        changes |= {f"data.{key}": value for key, value in split.items() if value is not None}
     scale = np.array(real) / sizes
     if plan.local.unit == "person":  # arrays are given with ids, and a client's samples are persons
         changes |= {"data.person": None, "data.rows_per_person": plan.rows_per_person}
@@ -479,7 +475,7 @@ def _count_judges(wanted: int) -> int:
 
 
 def _draw_stand_in(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn:
-    known = datasets.DATASETS[str(plan.data.name)]
+    dataset = datasets.DATASETS[str(plan.data.name)]
     digits = datasets.load("digits")
     order = rng.permutation(len(digits.train_y))
     first, second = int(0.6 * len(order)), int(0.8 * len(order))
@@ -487,21 +483,21 @@ def _draw_stand_in(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn
 
     def draw_rows(indices: NDArray[np.int64], count: int) -> Pair:
         pick = indices[rng.integers(0, len(indices), count)]
-        x = draw_digits(sources, pick, known.shape, rng)
+        x = draw_digits(sources, pick, dataset.shape, rng)
         return x.reshape(count, -1), digits.train_y[pick]
 
     return StandIn(
         kind="drawn",
         sources=len(order) - second,
         about=WORDS["drawn"]["about"].format(
-            rows=len(order), high=known.shape[0], wide=known.shape[1]
+            rows=len(order), high=dataset.shape[0], wide=dataset.shape[1]
         ),
         trust=WORDS["drawn"]["trust"],
         train=draw_rows(order[:first], wanted),
         validation=draw_rows(order[first:second], _count_judges(wanted)),
         test=draw_rows(order[second:], _count_judges(wanted)),
-        shape=known.shape,
-        classes=known.classes,
+        shape=dataset.shape,
+        classes=dataset.classes,
     )
 
 
@@ -528,15 +524,15 @@ def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandI
         y[judges : judges + classes] = np.arange(classes)
     else:
         y = target.restore(y).astype(np.float32)
-    told = f"{classes} classes{uneven}" if target is None else "a number as the label"
+    label = f"{classes} classes{uneven}" if target is None else "a number as the label"
     best = f"is right in about {BEST:.0%}" if target is None else f"has R² {EXPLAINED:g}"
     best = f"of even classes {best}" if uneven else best
     if person is not None:
-        told += f"; {wanted:,} persons with {rows / wanted:.1f} rows on average"
+        label += f"; {wanted:,} persons with {rows / wanted:.1f} rows on average"
     return StandIn(
         kind="synthetic",
         about=WORDS["synthetic"]["about"].format(
-            columns=len(fields), features=x.shape[1], told=told, best=best
+            columns=len(fields), features=x.shape[1], label=label, best=best
         ),
         trust=WORDS["synthetic"]["trust"]
         + ("" if uneven or plan.metric or target is not None else WORDS["synthetic"]["metric"]),
@@ -561,28 +557,30 @@ def _find_shares(plan: Plan, classes: int) -> tuple[float, ...]:
 
 
 def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -> StandIn:
-    known = _find_shape(plan)
-    pictured = known is not None and len(known) == 3
+    wanted_shape = _find_shape(plan)
+    pictured = wanted_shape is not None and len(wanted_shape) == 3
     target = plan.regression
     name, x, y, shape, ids = _load_public(plan, public, pictured)
-    if pictured and len(shape) in (2, 3) and known is not None:
-        x = resize_pictures(x.reshape(len(x), *shape[:2], -1), known)
-        x, shape = x.reshape(len(x), -1), known
-    elif known is not None and shape != known:
+    if pictured and len(shape) in (2, 3) and wanted_shape is not None:
+        x = resize_pictures(x.reshape(len(x), *shape[:2], -1), wanted_shape)
+        x, shape = x.reshape(len(x), -1), wanted_shape
+    elif wanted_shape is not None and shape != wanted_shape:
         remedy = "give rows of the same kind"
-        raise InputError.of("--public", shape, f"rows of shape {known} as the plan's", remedy)
+        raise InputError.of(
+            "--public", shape, f"rows of shape {wanted_shape} as the plan's", remedy
+        )
     classes = 1 if target is not None else plan.data.classes
     classes = int(y.max()) + 1 if classes is None else classes
-    seen = np.unique(y)
-    if target is None and not np.array_equal(seen, np.arange(classes)):
+    labels = np.unique(y)
+    if target is None and not np.array_equal(labels, np.arange(classes)):
         raise InputError.of(
             "--public labels",
-            f"{len(seen)} classes from {int(seen[0])} to {int(seen[-1])}",
+            f"{len(labels)} classes from {int(labels[0])} to {int(labels[-1])}",
             f"the {classes} classes 0 to {classes - 1} of the plan",
             "show every class, and no other",
         )
-    whose = np.arange(len(y)) if ids is None else np.unique(ids, return_inverse=True)[1].reshape(-1)
-    persons = int(whose.max()) + 1
+    person = np.arange(len(y)) if ids is None else _number(ids)
+    persons = int(person.max()) + 1
     judges = min(_count_judges(wanted), max(1, persons // (5 if persons < FEW else 10)))
     if persons < 10 * classes:
         what = "rows" if ids is None else "persons"
@@ -590,37 +588,42 @@ def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generat
         raise InputError.of("--public", f"{persons} {what}", bound, "give more of them")
     order = rng.permutation(persons)
     # One row of each class comes first, because the number of classes is read from these rows.
-    having = [order[np.isin(order, whose[y == k])][:2].tolist() for k in range(classes)]
-    having = having if target is None else [order[:2].tolist()]
-    if min(map(len, having)) < 2:
+    pairs = [order[np.isin(order, person[y == k])][:2].tolist() for k in range(classes)]
+    pairs = pairs if target is None else [order[:2].tolist()]
+    if min(map(len, pairs)) < 2:
         raise InputError("--public has a class of one row; show two or more of every class")
-    choose = list(dict.fromkeys(pair[0] for pair in having))
-    tell = [p for p in dict.fromkeys(pair[1] for pair in having) if p not in choose]
+    choose = list(dict.fromkeys(pair[0] for pair in pairs))
+    tell = [p for p in dict.fromkeys(pair[1] for pair in pairs) if p not in choose]
     rest = np.setdiff1d(order, [*choose, *tell], assume_unique=True)
     rest = rest[rng.permutation(len(rest))]
     more = max(0, judges - len(choose))
-    parts = rest[2 * more :][:wanted], [*choose, *rest[:more]], [*tell, *rest[more : 2 * more]]
-    picked = [np.array(part, dtype=np.int64) for part in parts]
+    groups = rest[2 * more :][:wanted], [*choose, *rest[:more]], [*tell, *rest[more : 2 * more]]
+    picked = [np.array(group, dtype=np.int64) for group in groups]
     if ids is not None:  # nobody is both trained on and judged by
-        picked = [np.flatnonzero(np.isin(whose, group)) for group in picked]
-    train, chosen, told = picked
-    same = name == plan.data.name
+        picked = [np.flatnonzero(np.isin(person, group)) for group in picked]
+    training, choosing, telling = picked
+    is_own = name == plan.data.name
     published = isinstance(public, str) and name in datasets.DATASETS
     words = WORDS["public"]
     return StandIn(
         kind="public",
-        origin="own" if same else "published" if published else "said",
+        origin="own" if is_own else "published" if published else "said",
         name=name,
-        about=words["about" if same or published else "said"].format(rows=len(y), name=name),
-        trust=words["own" if same else "trust"],
-        train=(x[train], y[train]),
-        validation=(x[chosen], y[chosen]),
-        test=(x[told], y[told]),
+        about=words["about" if is_own or published else "said"].format(rows=len(y), name=name),
+        trust=words["own" if is_own else "trust"],
+        train=(x[training], y[training]),
+        validation=(x[choosing], y[choosing]),
+        test=(x[telling], y[telling]),
         shape=shape,
         classes=classes,
-        person=np.unique(whose[train], return_inverse=True)[1] if plan.rows_per_person else None,
+        person=_number(person[training]) if plan.rows_per_person else None,
         target=target,
     )
+
+
+def _number(ids: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the number of each id among all ids, from 0."""
+    return np.unique(ids, return_inverse=True)[1].reshape(-1)
 
 
 def _find_shape(plan: Plan) -> tuple[int, ...] | None:
@@ -666,7 +669,12 @@ def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Load
                 "on what chose them",
             )
     if path.suffix.lower() == ".npz":
-        return path.name, *_load_npz(path, pictured, target), None
+        try:
+            x, y = read_npz(path, "x", "y").values()
+        except (OSError, ValueError):
+            bound, remedy = "an .npz with the arrays x and y", "save it with numpy.savez"
+            raise InputError.of("--public", text, bound, remedy) from None
+        return path.name, *_check_rows(path.name, x, y, pictured, target), None
     is_table = plan.data.path is not None and not plan.data.is_array_file
     if path.suffix.lower() not in (".csv", ".parquet") or not is_table:
         bound = "an .npz with x and y, or a .csv or .parquet for a plan of a table"
@@ -680,26 +688,16 @@ def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Load
     return path.name, table.x, labels, (table.x.shape[1],), table.person
 
 
-def _load_npz(path: Path, pictured: bool, target: Regression | None) -> Loaded:
-    try:
-        x, y = read_npz(path, "x", "y").values()
-    except (OSError, ValueError):
-        raise InputError.of(
-            "--public", str(path), "an .npz with the arrays x and y", "save it with numpy.savez"
-        ) from None
-    return _check_rows(path.name, x, y, pictured, target)
-
-
 def _check_rows(
     name: str, x: ArrayLike, y: ArrayLike, pictured: bool, target: Regression | None
 ) -> Loaded:
     kind = "whole numbers from 0" if target is None else "finite numbers"
     bound = f"x[n, …] of finite numbers and y[n] of {kind}"
-    given = f"the rows of {name}"
+    what = f"the rows of {name}"
     try:
         rows_, labels = np.asarray(x), np.asarray(y)
     except ValueError:  # lists of unequal length
-        raise InputError.of(given, "no arrays", bound, "one label for each row") from None
+        raise InputError.of(what, "no arrays", bound, "one label for each row") from None
     # Labels may be names, as those of arrays to train on.
     if target is None and labels.dtype.kind in "bfOU" and labels.ndim == 1:
         labels = read_labels(f"labels of {name}", labels)
@@ -707,23 +705,23 @@ def _check_rows(
             labels = find_classes([labels]).encode(labels, name)
     if rows_.dtype.kind not in "fiub" or labels.dtype.kind not in ("iu", "iuf")[target is not None]:
         kinds = f"x of {rows_.dtype} and y of {labels.dtype}"
-        raise InputError.of(given, kinds, bound, "encode categories first")
+        raise InputError.of(what, kinds, bound, "encode categories first")
     if rows_.ndim < 2 or labels.shape != rows_.shape[:1] or not rows_.size:
-        raise InputError.of(given, (rows_.shape, labels.shape), bound, "one label for each row")
+        raise InputError.of(what, (rows_.shape, labels.shape), bound, "one label for each row")
     with np.errstate(over="ignore"):
         flat = rows_.astype(np.float32).reshape(len(rows_), -1)
     if not np.isfinite(flat).all():
-        raise InputError.of(given, "a number that is not finite", bound, "leave such rows out")
+        raise InputError.of(what, "a number that is not finite", bound, "leave such rows out")
     if target is not None:
         if not np.isfinite(labels).all():
-            raise InputError.of(given, "a label that is not finite", bound, "leave such rows out")
+            raise InputError.of(what, "a label that is not finite", bound, "leave such rows out")
         return flat, labels.astype(np.float32), rows_.shape[1:]
     least, most = int(labels.min()), int(labels.max())
     if least < 0 or most >= len(labels):  # there are never more classes than rows
         found = f"labels from {least} to {most}"
-        raise InputError.of(given, found, bound, "number the classes 0, 1, 2, …")
+        raise InputError.of(what, found, bound, "number the classes 0, 1, 2, …")
     if pictured:
-        flat = _scale_pixels(given, flat, whole=rows_.dtype.kind in "iu")
+        flat = _scale_pixels(what, flat, whole=rows_.dtype.kind in "iu")
     return flat, labels.astype(np.int32), rows_.shape[1:]
 
 
