@@ -19,8 +19,8 @@ from sottovoce.studies.paper.definition import (
     Figure,
     expand,
     list_figures,
+    list_seeds,
     load_figure,
-    seeds_of,
 )
 from sottovoce.studies.paper.outcomes import Outcome, Result, gather_result
 
@@ -113,13 +113,12 @@ def result(name: str, *, reverse: bool = False, quick: bool = False) -> Result:
     own = load_figure(name)
     if own.moments is not None:
         return Result(own, quick, command="made up", moments=reproduce.compute_moments(own.moments))
-    cells = expand(own, quick)
     runs = {
         (cell.key, seed): outcome(own, cell, seed, reverse=reverse)
-        for cell in cells
-        for seed in seeds_of(own, quick)
+        for cell in expand(own, quick)
+        for seed in list_seeds(own, quick)
     }
-    return gather_result(own, quick, cells, runs, "made up")
+    return gather_result(own, quick, runs, "made up")
 
 
 def fill(folder: Path, chosen: tuple[str, ...] = ()) -> Path:

@@ -45,7 +45,7 @@ def read_lines(folder: Path, parse: Callable[[Any], Run], remedy: str) -> list[R
     path = folder / JOURNAL
     if not path.exists():
         return []
-    found = []
+    runs = []
     lines = path.read_text("utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
@@ -53,10 +53,10 @@ def read_lines(folder: Path, parse: Callable[[Any], Run], remedy: str) -> list[R
         except (ValueError, RecursionError):
             continue
         try:
-            found.append(parse(content))
+            runs.append(parse(content))
         except DAMAGE:
             raise RunError(f"line {number} of {path} is no run; remove it and {remedy}") from None
-    return found
+    return runs
 
 
 def remove_journal(folder: Path) -> None:

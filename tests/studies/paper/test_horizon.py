@@ -124,7 +124,7 @@ def test_the_page_shows_the_measured_table():
     for name, points in panels.items():
         wanted = {cell.key for cell in horizon.list_cells(name, quick=False)}
         assert {point.key for point in points} == wanted
-    table = horizon.format_table(panels)
+    table = horizon.format_tables(panels)
     assert (ROOT / "results" / "horizon" / "horizon.md").read_text("utf-8") == table
     assert table.split("\n\n")[0] in (ROOT / "docs" / "horizon.md").read_text("utf-8")
 

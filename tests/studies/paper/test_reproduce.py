@@ -21,14 +21,14 @@ from sottovoce.studies import store
 from sottovoce.studies.paper import definition, outcomes, page, reproduce
 from sottovoce.studies.paper.definition import (
     LEAST_SEEDS,
+    compose_epsilon,
     expand,
     list_figures,
+    list_seeds,
     load_figure,
     load_methods,
     load_setting,
     parse_figure,
-    seeds_of,
-    together,
 )
 from sottovoce.studies.paper.outcomes import CHECKS, compute_interval, judge
 from support import ROOT, claims
@@ -90,7 +90,7 @@ def test_figures_expand_to_plans_that_differ_in_nothing_they_should_not(name, qu
             assert cell.plan.privacy.calibration == ("paper" if paper else "exact")
         else:
             assert cell.plan.privacy.calibration == "paper" or cell.line == "plain"
-    assert not set(seeds_of(own, quick)) & {11, 12}  # on which the open choices were made
+    assert not set(list_seeds(own, quick)) & {11, 12}  # on which the open choices were made
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_corrected_comparison_is_at_one_exact_guarantee(name):
         if cell.variant == "corrected":
             own, tried = cell.plan.privacy, load_methods()[cell.line]
             runs = len(tried.search) if tried.paid else 1
-            assert together(own.epsilon, own.delta, runs) == pytest.approx(cell.x, rel=1e-6)
+            assert compose_epsilon(own.epsilon, own.delta, runs) == pytest.approx(cell.x, rel=1e-6)
 
 
 def test_methods_and_settings_have_no_key_that_nobody_uses():
@@ -278,7 +278,7 @@ def test_a_run_with_pictures_keeps_them_whatever_else_shares_it(tmp_path):
     runs, own = outcomes.read_runs(tmp_path), load_figure("fig3")
     cells = expand(own, False)
     assert {cell.key for cell in cells} & {cell.key for cell in expand(load_figure("fig8"), False)}
-    assert reproduce.list_missing(cells, seeds_of(own, False), runs, own) == []
+    assert reproduce.list_missing(own, False, runs) == []
 
 
 @pytest.mark.slow
@@ -383,7 +383,7 @@ def test_every_figure_runs_quickly(tmp_path, monkeypatch):
     if not os.environ.get("SOTTOVOCE_DATA"):
         pytest.skip("SOTTOVOCE_DATA is not set: MNIST, CIFAR-10 and ACS are needed")
     for module in (outcomes, reproduce):
-        monkeypatch.setattr(module, "seeds_of", lambda *_: [1])
+        monkeypatch.setattr(module, "list_seeds", lambda *_: [1])
     out = tmp_path / "quick"
     words = ("reproduce", "all", "--quick", "--out", str(out))
     done = run_command(*words, draw=True)

@@ -58,7 +58,7 @@ class Cell:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def seeds_of(figure: Figure, quick: bool) -> list[int]:
+def list_seeds(figure: Figure, quick: bool) -> list[int]:
     """Return the seeds of a figure: 1, 2, … (η and C were chosen on others)."""
     count = load_setting(figure.setting).quick_seeds if quick else figure.seeds
     return list(range(1, count + 1))
@@ -75,9 +75,9 @@ def expand(figure: Figure, quick: bool) -> list[Cell]:
 
 
 def _expand_variant(figure: Figure, variant: Variant, quick: bool) -> Iterator[Cell]:
-    base, known = load_setting(figure.setting), load_methods()
+    base, methods = load_setting(figure.setting), load_methods()
     corrections = figure.corrected if variant == "corrected" else {}
-    places = list(product(*(values_of(figure, axis, variant, quick) for axis in AXES)))
+    places = list(product(*(list_axis_values(figure, axis, variant, quick) for axis in AXES)))
     if figure.reference:
         places += dict.fromkeys((panel, line, REFERENCE) for panel, line, _ in places)
     for panel, line, x in places:
@@ -91,7 +91,7 @@ def _expand_variant(figure: Figure, variant: Variant, quick: bool) -> Iterator[C
         changes = {**base.plan, **getattr(base, variant), **figure.plan, **corrections}
         # A method is named by the figure, by its corrected part or by an axis, the last one wins.
         named = swept.pop("method", changes.pop("method", None))
-        method = known[named] if named is not None else Method(name="", plan={})
+        method = methods[named] if named is not None else Method(name="", plan={})
         changes |= method.plan
         swept = {key: value for key, value in swept.items() if "." in key}
         if quick:
@@ -104,16 +104,15 @@ def _expand_variant(figure: Figure, variant: Variant, quick: bool) -> Iterator[C
             yield Cell(variant, panel, line, x, search, _make_plan(now, method, len(tried)))
 
 
-def values_of(figure: Figure, name: str, variant: Variant, quick: bool) -> tuple[Any, ...]:
+def list_axis_values(figure: Figure, name: str, variant: Variant, quick: bool) -> tuple[Any, ...]:
     """Return the values of an axis; an absent axis has the one value None."""
     axis: Axis | None = getattr(figure, name)
     if axis is None:
         return (None,)
     if quick:
-        kept = figure.quick.line_corrected if (name, variant) == ("line", "corrected") else ()
-        kept = kept or getattr(figure.quick, name)
-        if kept:
-            return tuple(kept)
+        values = figure.quick.line_corrected if (name, variant) == ("line", "corrected") else ()
+        if values := values or getattr(figure.quick, name):
+            return tuple(values)
     return axis.values if variant == "printed" or axis.corrected is None else axis.corrected
 
 
@@ -126,7 +125,7 @@ def _make_plan(changes: dict[str, Any], method: Method, runs: int) -> Plan:
             tables["rounds"].pop(key, None)
     privacy = tables["privacy"]
     if method.paid:
-        privacy["epsilon"] = within_budget(privacy["epsilon"], privacy["delta"], runs)
+        privacy["epsilon"] = split_epsilon(privacy["epsilon"], privacy["delta"], runs)
     if method.shares:
         clients, shares = tables["data"]["clients"], method.shares
         privacy["epsilon"] = [privacy["epsilon"] * shares[i % len(shares)] for i in range(clients)]
@@ -146,10 +145,10 @@ def nest_keys(changes: Changes) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def within_budget(epsilon: float, delta: float, runs: int) -> float:
+def split_epsilon(epsilon: float, delta: float, runs: int) -> float:
     """Return the ε of each of k runs that together guarantee (ε, δ): μ(ε′) = μ(ε)/√k.
 
-    >>> round(within_budget(8.0, 1e-3, 8), 3)
+    >>> round(split_epsilon(8.0, 1e-3, 8), 3)
     2.158
     """
     share = float(gaussian.mu(epsilon, delta)) / math.sqrt(runs)
@@ -158,10 +157,10 @@ def within_budget(epsilon: float, delta: float, runs: int) -> float:
     return float(f"{exact * (1 - 1e-9):.9g}")
 
 
-def together(epsilon: float, delta: float, runs: int) -> float:
+def compose_epsilon(epsilon: float, delta: float, runs: int) -> float:
     """Return the ε that k runs guarantee together at δ, if each guarantees (ε, δ).
 
-    >>> round(together(8.0, 1e-3, 8), 1)
+    >>> round(compose_epsilon(8.0, 1e-3, 8), 1)
     34.8
     """
     return float(gaussian.epsilon(delta, float(gaussian.mu(epsilon, delta)) * math.sqrt(runs)))

@@ -31,7 +31,7 @@ from sottovoce.reports.charts import INK, MUTED, draw_svg, tidy_axes
 from sottovoce.studies import store
 from sottovoce.studies.paper import outcomes
 from sottovoce.studies.paper.definition import Cell, expand, load_figure, load_tables, nest_keys
-from sottovoce.studies.paper.outcomes import Outcome, Runs, flatten_plan
+from sottovoce.studies.paper.outcomes import Outcome, flatten_plan
 from sottovoce.studies.paper.page import draw_error_bars, find_look
 
 NAME, SCHEMA = "frontier", "sottovoce.frontier/1"
@@ -99,7 +99,7 @@ def list_jobs(quick: bool) -> list[Job]:
     >>> first.cell.plan.data.name, first.seeds
     ('mnist', [1, 2, 3, 4, 5])
     """
-    found = []
+    jobs = []
     for panel in load_tables(NAME)["panel"]:
         for curve in panel["curve"]:
             fitted, first = curve.get("fitted"), curve.get("first_seed", 1)
@@ -110,8 +110,8 @@ def list_jobs(quick: bool) -> list[Job]:
                 if quick:
                     plan = _make_quick(plan, {"data.public": None} if fitted else {})
                 cell = Cell("corrected", panel["name"], curve["name"], asked, None, plan)
-                found.append(Job(cell, list(range(first, first + count)), fitted))
-    return found
+                jobs.append(Job(cell, list(range(first, first + count)), fitted))
+    return jobs
 
 
 def _list_plans(curve: Mapping[str, Any]) -> Iterator[tuple[float, Plan]]:
@@ -144,14 +144,16 @@ def reproduce(
     """
     folder, jobs = out / NAME, list_jobs(quick)
     make_folder(folder)
-    runs = _read_runs(folder) | outcomes.read_runs(out) | outcomes.read_runs(folder)
+    measured = read_points(folder) if (folder / f"{NAME}.json").exists() else []
+    runs = outcomes.list_runs([vars(point) for point in measured])
+    runs |= outcomes.read_runs(out) | outcomes.read_runs(folder)
     wanted = {(job.key, seed): (job, seed) for job in jobs for seed in job.seeds}
     missing = {key: pair for key, pair in wanted.items() if key not in runs}
     absent = train([(j.cell, seed, None) for j, seed in missing.values() if not j.fitted], folder)
     for job, seed in missing.values():
         if job.fitted is not None:
             try:
-                _fit_job(job, job.fitted, seed, folder)
+                outcomes.append_run(folder, job.key, seed, _fit_job(job, job.fitted, seed))
             except DataError as error:
                 absent.append(str(error))
     runs |= outcomes.read_runs(folder)
@@ -164,24 +166,15 @@ def reproduce(
         {"schema": SCHEMA, "quick": quick}, {"points": [vars(point) for point in points]}
     )
     write_file(folder / f"{NAME}.json", text.encode())
-    write_file(folder / f"{NAME}.md", format_table(points).encode())
-    write_file(folder / f"{NAME}.svg", draw_curves(points).encode())
-    if absent:
-        raise DataError(f"the frontier is not complete: {' '.join(dict.fromkeys(absent))}")
-    store.remove_journal(folder)
+    outcomes.save_study(folder, NAME, format_table(points), draw_curves(points), absent)
     return points
 
 
-def _fit_job(job: Job, whose: Whose, seed: int, folder: Path) -> None:
-    """Fit a layer, and store its outcome like a run's."""
-    outcome = Outcome(
-        accuracy=score_layer(job.cell.plan, whose, seed),
-        rounds=0,
-        epsilon=job.cell.x,
-        delta=0.0,
-        made=f"sottovoce {__version__}, scipy's L-BFGS",
-    )
-    outcomes.append_run(folder, job.key, seed, outcome)
+def _fit_job(job: Job, whose: Whose, seed: int) -> Outcome:
+    """Return the outcome of fitting a layer, as if it were a run."""
+    made = f"sottovoce {__version__}, scipy's L-BFGS"
+    accuracy = score_layer(job.cell.plan, whose, seed)
+    return Outcome(accuracy=accuracy, rounds=0, epsilon=job.cell.x, delta=0.0, made=made)
 
 
 def _make_point(job: Job, runs: Sequence[Outcome]) -> FrontierPoint:
@@ -209,22 +202,10 @@ def read_points(folder: Path) -> list[FrontierPoint]:
         return [FrontierPoint(**row) for row in content["points"]]
 
 
-def _read_runs(folder: Path) -> Runs:
-    if not (folder / f"{NAME}.json").exists():
-        return {}
-    return outcomes.list_runs([vars(point) for point in read_points(folder)])
-
-
 def format_table(points: Sequence[FrontierPoint]) -> str:
-    """Return the table of points: panel, curve, true ε, accuracy over the seeds, rounds, settings.
-
-    >>> format_table([]).splitlines()[1]
-    '|---|---|---|---|---|---|'
-    """
-    lines = [
-        "| data | how | ε that holds | test accuracy | rounds | T₀, η, C, after the noise |",
-        "|---|---|---|---|---|---|",
-    ]
+    """Return the table of points, in the order of the file."""
+    head = ["data", "how", "ε that holds", "test accuracy", "rounds", "T₀, η, C, after the noise"]
+    rows = []
     listed = [p for p in points if p.asked <= MOST_LISTED or p.curve not in ("paper", "corrected")]
     for panel in load_tables(NAME)["panel"]:
         for curve in panel["curve"]:
@@ -232,8 +213,8 @@ def format_table(points: Sequence[FrontierPoint]) -> str:
             for point in (p for p in listed if (p.panel, p.curve) == name):
                 cells = _format_level(point) if point.is_level else _format_point(point)
                 how = curve["label"] + point.public_rows
-                lines.append(f"| {' | '.join([panel['title'], how, *cells])} |")
-    return "\n".join(lines) + "\n"
+                rows.append([panel["title"], how, *cells])
+    return outcomes.format_table(head, rows)
 
 
 def _format_point(point: FrontierPoint) -> list[str]:

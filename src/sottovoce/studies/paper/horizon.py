@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.data.files import make_folder, write_file
-from sottovoce.errors import DataError, InputError
+from sottovoce.errors import InputError
 from sottovoce.plan import Plan
 from sottovoce.reports.charts import INK, draw_svg, tidy_axes
 from sottovoce.studies import store
@@ -59,18 +59,18 @@ def list_cells(panel: str, quick: bool) -> Iterator[Cell]:
     >>> len(list(list_cells("digits", quick=False)))  # 3 steps, 5 budgets, 5 fixed T and 2 rules
     105
     """
-    known = load_tables(NAME)
-    one = known["panel"][panel]
-    source = {**known, **QUICK} if quick else known
+    study = load_tables(NAME)
+    federation = study["panel"][panel]
+    source = {**study, **QUICK} if quick else study
     lines = {str(T): {"rounds.schedule": "fixed", "rounds.rounds": T} for T in source["fixed"]}
-    for name, rule in known["rule"].items():
+    for name, rule in study["rule"].items():
         lines[name] = rule["plan"] | ({"rounds.rounds": QUICK["rounds"]} if quick else {})
-    for eta, clip in one["steps"][: 1 if quick else None]:
+    for eta, clip in federation["steps"][: 1 if quick else None]:
         for epsilon in source["epsilon"]:
             for name, changes in lines.items():
                 free = {"local.learning_rate": eta, "local.clip": clip}
                 free |= {"privacy.epsilon": float(epsilon), "server.average": "exponential"}
-                plan = Plan(**nest_keys(one["plan"] | changes | free))
+                plan = Plan(**nest_keys(federation["plan"] | changes | free))
                 yield Cell("corrected", (eta, clip), name, epsilon, None, plan)
 
 
@@ -94,8 +94,8 @@ def reproduce(
         runs = outcomes.list_runs(rows)
         runs |= outcomes.read_runs(folder)
         missing = [(c, seed, None) for c in cells for seed in seeds if (c.key, seed) not in runs]
-        absent += (failed := train(missing, folder))
-        if failed:
+        if missing_data := train(missing, folder):
+            absent += missing_data
             continue
         runs |= outcomes.read_runs(folder)
         points = [
@@ -110,11 +110,7 @@ def reproduce(
         text = store.format_results(head, {"points": points})
         write_file(folder / f"{name}.json", text.encode())
     found = read_panels(folder)
-    write_file(folder / f"{NAME}.md", format_table(found).encode())
-    write_file(folder / f"{NAME}.svg", draw_panels(found).encode())
-    if absent:
-        raise DataError(f"{NAME} is not complete: {' '.join(dict.fromkeys(absent))}")
-    store.remove_journal(folder)
+    outcomes.save_study(folder, NAME, format_tables(found), draw_panels(found), absent)
     return found
 
 
@@ -182,11 +178,11 @@ def choose_on_other_seeds(accuracy: Sequence[Sequence[float]]) -> float:
     >>> choose_on_other_seeds([[0.5, 0.5], [0.6, 0.3]])  # the first row, then the second
     40.0
     """
-    found = []
+    counted = []
     for seed in range(len(accuracy[0])):
         row = max(accuracy, key=lambda row: sum(row) - row[seed])
-        found.append(row[seed])
-    return 100 * statistics.mean(found)
+        counted.append(row[seed])
+    return 100 * statistics.mean(counted)
 
 
 def find_falls(cells: Sequence[RuleCell], rule: str) -> float:
@@ -202,41 +198,32 @@ def find_falls(cells: Sequence[RuleCell], rule: str) -> float:
     return max(falls)
 
 
-def format_table(panels: Mapping[str, Sequence[RulePoint]]) -> str:
-    """Return two tables: regret of each rule by panel, and every cell.
-
-    >>> format_table({}).splitlines()[0]
-    '| data | rule | mean regret | worst cell | T of other seeds: mean | worst | fall |'
-    """
-    rules = load_tables(NAME)["rule"]
-    lines = [
-        "| data | rule | mean regret | worst cell | T of other seeds: mean | worst | fall |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    heads = ["data", "η, C", "ε", "best fixed T", *(rule["label"] for rule in rules.values())]
-    details = ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+def format_tables(panels: Mapping[str, Sequence[RulePoint]]) -> str:
+    """Return two tables: regret of each rule by panel, and every cell."""
+    rules, summary, details = load_tables(NAME)["rule"], [], []
     for name, points in panels.items():
         title, cells = load_tables(NAME)["panel"][name]["title"], gather_cells(points)
         for rule, about in rules.items():
             regrets = [(cell.regret(rule), cell.error(rule)) for cell in cells]
             mean = statistics.mean(regret for regret, _ in regrets)
-            of_mean = math.hypot(*(error for _, error in regrets)) / len(cells)
-            worst, of_worst = max(regrets)
+            error = math.hypot(*(error for _, error in regrets)) / len(cells)
+            pairs = (mean, error), max(regrets)
             fair = [cell.regret(rule, hindsight=False) for cell in cells]
             numbers = statistics.mean(fair), max(fair), find_falls(cells, rule)
-            lines.append(
-                f"| {title} | {about['label']} | {mean:+.1f} ± {of_mean:.1f} | {worst:+.1f} ± "
-                f"{of_worst:.1f} | {' | '.join(f'{number:+.1f}' for number in numbers)} |"
-            )
+            texts = [f"{regret:+.1f} ± {error:.1f}" for regret, error in pairs]
+            summary.append([title, about["label"], *texts, *(f"{n:+.1f}" for n in numbers)])
         for cell in cells:
             best = cell.rules[BEST]
-            told = [f"{best.mean:.1f} ({best.rule})"] + [
-                f"{-cell.regret(rule):+.1f} ({statistics.mean(cell.rules[rule].rounds):.0f})"
-                for rule in rules
-            ]
-            step = f"{cell.step[0]:g}, {cell.step[1]:g}"
-            details.append(f"| {title} | {step} | {cell.epsilon:g} | {' | '.join(told)} |")
-    return "\n".join([*lines, *details]) + "\n"
+            texts = [f"{cell.step[0]:g}, {cell.step[1]:g}", f"{cell.epsilon:g}"]
+            texts += [f"{best.mean:.1f} ({best.rule})"]
+            for rule in rules:
+                rounds = statistics.mean(cell.rules[rule].rounds)
+                texts.append(f"{-cell.regret(rule):+.1f} ({rounds:.0f})")
+            details.append([title, *texts])
+    head = ["data", "rule", "mean regret", "worst cell", "T of other seeds: mean", "worst", "fall"]
+    labels = [rule["label"] for rule in rules.values()]
+    second = outcomes.format_table(["data", "η, C", "ε", "best fixed T", *labels], details)
+    return f"{outcomes.format_table(head, summary)}\n{second}"
 
 
 def draw_panels(panels: Mapping[str, Sequence[RulePoint]]) -> str:

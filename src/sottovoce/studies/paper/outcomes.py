@@ -28,6 +28,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,18 +37,18 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
 from sottovoce.data.files import write_file
-from sottovoce.errors import InputError
+from sottovoce.errors import DataError, InputError
 from sottovoce.studies import store
 from sottovoce.studies.paper import definition
 from sottovoce.studies.paper.definition import (
     AXES,
     REFERENCE,
-    Cell,
     Claim,
     Figure,
+    compose_epsilon,
+    expand,
+    list_seeds,
     load_methods,
-    seeds_of,
-    together,
 )
 
 Floats = NDArray[np.float64]
@@ -84,39 +85,31 @@ class PointTable:
 
 def build_tables(figure: Figure, cells: list[dict[str, Any]]) -> dict[str, PointTable]:
     """Return a table of points for every variant, from the cells of a figure's file."""
-    found: dict[str, dict[Place, list[dict[str, Any]]]] = {}
+    searches: dict[str, dict[Place, list[dict[str, Any]]]] = {}
     for cell in cells:
-        position = (cell.get("panel"), cell.get("line"), cell.get("x"))
-        found.setdefault(cell["variant"], {}).setdefault(position, []).append(cell)
+        searches.setdefault(cell["variant"], {}).setdefault(_place(cell), []).append(cell)
     return {
-        variant: PointTable(
-            figure, variant, {position: _choose_point(cells) for position, cells in places.items()}
-        )
-        for variant, places in found.items()
+        variant: PointTable(figure, variant, {at: _choose_point(cells) for at, cells in by.items()})
+        for variant, by in searches.items()
     }
 
 
 def _choose_point(cells: list[dict[str, Any]]) -> Point:
     # A search is decided by the mean loss on the rows that steer, once for all seeds.
-    losses = [float(np.mean(_read_floats(cell, "validation"))) for cell in cells]
-    known = [loss if np.isfinite(loss) else np.inf for loss in losses]
-    best = cells[int(np.argmin(known))]
+    losses = [np.mean(np.array(cell["validation"], np.float64)) for cell in cells]  # None is nan
+    best = cells[int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))]
     measures = ("loss", "accuracy", "validation", "rounds", "distinct")
     epsilon, delta = best["epsilon"], best["delta"]
     return Point(
-        values={name: _read_floats(best, name) for name in measures if name in best},
+        values={name: np.array(best[name], np.float64) for name in measures if name in best},
         epsilon=epsilon,
-        epsilon_search=together(epsilon, delta, len(cells)) if len(cells) > 1 else epsilon,
+        epsilon_search=compose_epsilon(epsilon, delta, len(cells)) if len(cells) > 1 else epsilon,
         delta=delta,
         chosen=best.get("search"),
         tried=len(cells),
         horizon=best.get("horizon", []),
         pictures=best.get("pictures", []),
     )
-
-
-def _read_floats(cell: Mapping[str, Any], name: str) -> Floats:
-    return np.array([np.nan if v is None else v for v in cell[name]], dtype=np.float64)
 
 
 def format_label(figure: Figure, axis: str, value: Any) -> str:
@@ -170,7 +163,7 @@ class Outcome:
                 changes.append((entry["t"] + 1, entry["next_horizon"]))
         last = rounds[-1] if rounds else record["initial"]
         names = {"sottovoce": "sottovoce", "python": "Python", "jax": "jax", "numpy": "numpy"}
-        made = [f"{name} {record['versions'][key]}" for key, name in names.items()]
+        versions = [f"{name} {record['versions'][key]}" for key, name in names.items()]
         return cls(
             loss=_read_number(result["test_loss"]),
             accuracy=_read_number(result["test_accuracy"]),
@@ -179,7 +172,7 @@ class Outcome:
             epsilon=record["guarantee"]["epsilon"],
             delta=record["guarantee"]["delta"],
             horizon=tuple(changes) if len(changes) > 1 else (),
-            made=", ".join([*made, f"on {record['ran_on']}"]),
+            made=", ".join([*versions, f"on {record['ran_on']}"]),
         )
 
 
@@ -237,16 +230,15 @@ class Result:
         write_file(folder / f"{self.figure.name}.json", self.text().encode())
 
 
-def gather_result(
-    figure: Figure, quick: bool, cells: list[Cell], runs: Runs, command: str
-) -> Result:
+def gather_result(figure: Figure, quick: bool, runs: Runs, command: str) -> Result:
     """Return the result of a sweep, once all of its runs are known."""
-    seeds = seeds_of(figure, quick)
+    seeds, cells = list_seeds(figure, quick), expand(figure, quick)
     base = flatten_plan(cells[0].plan.to_dict())
     made: dict[str, int] = {}
     rows = []
     for cell in cells:
         cell_runs = [runs[cell.key, seed] for seed in seeds]
+        stored = [_compact(asdict(run)) for run in cell_runs]
         plan = flatten_plan(cell.plan.to_dict())
         row: dict[str, Any] = {
             "variant": cell.variant,
@@ -257,11 +249,11 @@ def gather_result(
             "without": sorted(base.keys() - plan.keys()),
             "epsilon": cell_runs[0].epsilon,
             "delta": cell_runs[0].delta,
-            "made": [made.setdefault(one.made, len(made)) for one in cell_runs],
+            "made": [made.setdefault(run.made, len(made)) for run in cell_runs],
             "seeds": seeds,
         }
         for name in _LISTS if figure.kind == "prototypes" else _LISTS[:-2]:
-            values = [_compact(asdict(one)).get(name) for one in cell_runs]
+            values = [run.get(name) for run in stored]
             if any(value is not None for value in values):
                 row[name] = values
         rows.append({k: v for k, v in row.items() if v not in (None, [], {})})
@@ -309,6 +301,20 @@ class ScoredSeeds:
     def spread(self) -> float:
         """The standard deviation over the seeds, in points; 0 of one."""
         return 100 * statistics.stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
+
+
+def save_study(
+    folder: Path, name: str, table: str, drawing: str, missing_data: Iterable[str]
+) -> None:
+    """Write the table and the picture of a study that has many curves, and end its journal.
+
+    Where data are missing the journal stays, and the error says which.
+    """
+    write_file(folder / f"{name}.md", table.encode())
+    write_file(folder / f"{name}.svg", drawing.encode())
+    if sentences := list(dict.fromkeys(missing_data)):
+        raise DataError(f"the {name} is not complete: {' '.join(sentences)}")
+    store.remove_journal(folder)
 
 
 def list_values(runs: Sequence[Outcome]) -> dict[str, list[Any]]:
@@ -367,15 +373,15 @@ class Judged:
 
 def judge_folder(folder: Path) -> list[Judged]:
     """Judge all figures of a folder, in their order, by the claims of their definitions."""
-    found = []
+    judged = []
     for path in folder.glob("*.json"):
         content = read_figure(path)
         if content:
             with store.refuse_damage(path):
-                found.append(judge_figure(content))
+                judged.append(judge_figure(content))
     known = definition.list_figures()
     order = {name: i for i, name in enumerate(known)}
-    return sorted(found, key=lambda one: order.get(one.figure.name, len(order)))
+    return sorted(judged, key=lambda one: order.get(one.figure.name, len(order)))
 
 
 def judge_figure(content: dict[str, Any]) -> Judged:
@@ -389,8 +395,8 @@ def judge_figure(content: dict[str, Any]) -> Judged:
         if figure.kind == "moments":
             verdicts.append((claim, {"printed": check_moments(result.moments)}))
             continue
-        kept = {v: t for v, t in by_variant.items() if v in claim.variants}
-        verdicts.append((claim, {v: check(claim, table) for v, table in kept.items()}))
+        tables = {v: table for v, table in by_variant.items() if v in claim.variants}
+        verdicts.append((claim, {v: check(claim, table) for v, table in tables.items()}))
     return Judged(figure, result, by_variant, verdicts)
 
 
@@ -436,11 +442,21 @@ def list_claims(found: Iterable[Judged]) -> list[tuple[str, str, str, str, bool]
 
 def format_markdown(found: Iterable[Judged]) -> str:
     """Return the table of claims in Markdown."""
-    lines = ["| claim | figure | as printed | corrected |", "|---|---|---|---|"]
-    for words, figure, printed, corrected, ours in list_claims(found):
-        words = words + (" *(ours)*" if ours else "")
-        lines.append(f"| {words} | {figure} | {printed} | {corrected} |")
-    return "\n".join(lines)
+    rows = [
+        [words + (" *(ours)*" if ours else ""), *cells]
+        for words, *cells, ours in list_claims(found)
+    ]
+    return format_table(["claim", "figure", "as printed", "corrected"], rows).rstrip()
+
+
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown.
+
+    >>> format_table(["ε", "rounds"], [["8", "60"]])
+    '| ε | rounds |\\n|---|---|\\n| 8 | 60 |\\n'
+    """
+    lines = [f"| {' | '.join(cells)} |\n" for cells in (head, *rows)]
+    return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
 
 
 Word = Literal["holds", "contradicted", "undecided"]
@@ -547,15 +563,12 @@ def check_moments(panels: list[dict[str, Any]]) -> Verdict:
 
 def _combine_axes(claim: Claim, table: PointTable, free: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return all combinations of the axes that are not `free`, as far as `where` allows."""
-    combos: list[dict[str, Any]] = [{}]
-    for axis in AXES:
-        if axis in free:
-            continue
-        wanted = claim.where.get(axis)
-        allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
-        values = [v for v in table.axis(axis) if wanted is None or v in allowed]
-        combos = [{**combo, axis: value} for combo in combos for value in values]
-    return combos
+    values = {axis: table.axis(axis) for axis in AXES if axis not in free}
+    for axis, wanted in claim.where.items():
+        if axis in values and wanted is not None:
+            allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
+            values[axis] = [value for value in values[axis] if value in allowed]
+    return [dict(zip(values, combo, strict=True)) for combo in product(*values.values())]
 
 
 def _place(combo: Mapping[str, Any]) -> Place:
@@ -649,12 +662,14 @@ def _reverse(check: Check) -> Check:
 def _is_best(claim: Claim, table: PointTable) -> Points:
     rows = _combine_axes(claim, table, ("x",))
     rows = [combo for combo in rows if _place({**combo, "x": claim.at}) in table.points]
+    if not rows:
+        return {}
     curves = [_curve(table, claim.measure, combo) for combo in rows]
-    best = table.axis("x").index(claim.at) if rows else 0
+    best = table.axis("x").index(claim.at)
     return {
         f"against {x:g}": np.mean([curve[i] - curve[best] for curve in curves], axis=0)
         for i, x in enumerate(table.axis("x"))
-        if i != best and rows
+        if i != best
     }
 
 
@@ -663,10 +678,9 @@ def _nearer(claim: Claim, table: PointTable) -> Points:
     x = np.array(table.axis("x"), dtype=np.float64)
     for combo in _combine_axes(claim, table, ("x",)):
         best = table.points[_place({**combo, "x": REFERENCE})].chosen
-        far = np.abs(x - float(best or 0))
-        if np.ptp(far) == 0:
-            continue
-        points[_at(table, combo)] = _slope(far, _curve(table, "loss", combo))
+        distance = np.abs(x - float(best or 0))
+        if np.ptp(distance) > 0:
+            points[_at(table, combo)] = _slope(distance, _curve(table, "loss", combo))
     return points
 
 

@@ -47,7 +47,7 @@ def render_figures(found: Sequence[Judged]) -> str:
         "paper.html.j2",
         title=headline,
         headline=headline,
-        banner=banner if any(one.result.quick for one in found) else "",
+        banner=banner if any(judged.result.quick for judged in found) else "",
         version=__version__,
         corrected=_count_words(found, "corrected"),
         own_claims=_count_words(found, *_VARIANTS, ours=True),
@@ -62,7 +62,7 @@ def render_figures(found: Sequence[Judged]) -> str:
         variants=_VARIANTS,
         format_verdict=format_verdict,
         signed=_format_signed,
-        figures=[_describe_figure(one) for one in found],
+        figures=[_describe_figure(judged) for judged in found],
     )
 
 
@@ -81,8 +81,8 @@ def _count_words(found: Sequence[Judged], *variants: str, ours: bool = False) ->
     """Count the verdicts on the paper's claims, or on ours, in these variants."""
     words: list[str] = [
         verdict.word
-        for one in found
-        for claim, verdicts in one.verdicts
+        for judged in found
+        for claim, verdicts in judged.verdicts
         for variant, verdict in verdicts.items()
         if variant in variants and claim.ours == ours
     ]
@@ -91,8 +91,8 @@ def _count_words(found: Sequence[Judged], *variants: str, ours: bool = False) ->
 
 def describe_promise(found: Sequence[Judged]) -> str:
     """Return what the paper's noise guarantees for what it is asked; "" if no figure shows it."""
-    for one in found:
-        table, axis = one.tables.get("printed"), one.figure.x
+    for judged in found:
+        table, axis = judged.tables.get("printed"), judged.figure.x
         if table is None or axis is None or axis.key != "privacy.epsilon":
             continue
         panel, lines, xs = table.axis("panel")[0], table.axis("line"), table.axis("x")
@@ -118,7 +118,7 @@ def describe_promise(found: Sequence[Judged]) -> str:
 
 def _find_broken_orders(found: Sequence[Judged]) -> list[str]:
     """Return the first λ of each panel of Fig. 2 at which the bound is below the true moment."""
-    panels = next((one.result.moments for one in found if one.result.moments), [])
+    panels = next((judged.result.moments for judged in found if judged.result.moments), [])
     orders = []
     for panel in panels:
         triples = zip(panel["order"], panel["bound"], panel["truth"], strict=True)
@@ -126,21 +126,21 @@ def _find_broken_orders(found: Sequence[Judged]) -> list[str]:
     return orders if {*orders} - {"never"} else []
 
 
-def _describe_figure(one: Judged) -> dict[str, Any]:
+def _describe_figure(judged: Judged) -> dict[str, Any]:
     """Return what the template shows of one figure."""
-    figure, both = one.figure, len(one.tables) > 1
-    pictures = enumerate(list_pictures(figure, one.tables, one.result.moments))
+    figure, both = judged.figure, len(judged.tables) > 1
+    pictures = enumerate(list_pictures(figure, judged.tables, judged.result.moments))
     # Figures of one panel are shown in both variants: they fit beside one another.
     panels = len(figure.panel.values) if figure.panel is not None else 1
     return {
-        "judged": one,
+        "judged": judged,
         "paper": figure.paper if figure.paper != "ours" else "",
-        "variants": [*((v, _VARIANTS[v]) for v in one.tables), ("both", "both")] if both else [],
+        "variants": [*((v, _VARIANTS[v]) for v in judged.tables), ("both", "both")] if both else [],
         "shown_first": "printed" if panels > 1 else "both",
         "pictures": [(p, draw_panel(p, f"{figure.name}-{i}")) for i, p in pictures],
-        "guarantees": [tabulate_guarantees(table) for table in one.tables.values()],
-        "choices": _list_choices(one),
-        "files": _list_files(one),
+        "guarantees": [tabulate_guarantees(table) for table in judged.tables.values()],
+        "choices": _list_choices(judged),
+        "files": _list_files(judged),
     }
 
 
@@ -175,9 +175,9 @@ def _format_signed(value: float) -> str:
     return format_number(value, 3).replace("-", "−") if abs(value) > 1e-200 else "0"
 
 
-def _list_choices(one: Judged) -> list[str]:
+def _list_choices(judged: Judged) -> list[str]:
     """Return what the paper leaves open, and what was chosen."""
-    figure = one.figure
+    figure = judged.figure
     texts = list(figure.notes)
     if figure.setting:
         chosen = load_setting(figure.setting)
@@ -193,7 +193,7 @@ def _list_choices(one: Judged) -> list[str]:
             texts.append(f"Swept {axis.key}: {', '.join(f'{v:g}' for v in axis.values)}.")
     searched = Counter(
         point.chosen
-        for table in one.tables.values()
+        for table in judged.tables.values()
         for point in table.points.values()
         if point.chosen is not None
     )
@@ -203,15 +203,15 @@ def _list_choices(one: Judged) -> list[str]:
     return texts
 
 
-def _list_files(one: Judged) -> list[tuple[str, str, str, str]]:
+def _list_files(judged: Judged) -> list[tuple[str, str, str, str]]:
     """Return text, file name, media type and content of what can be downloaded from the page."""
-    name = one.figure.name
+    name = judged.figure.name
     files = [
-        ("data (JSON)", f"{name}.json", "application/json", one.result.text()),
-        ("definition (TOML)", f"{name}.toml", "application/toml", one.figure.text),
+        ("data (JSON)", f"{name}.json", "application/json", judged.result.text()),
+        ("definition (TOML)", f"{name}.toml", "application/toml", judged.figure.text),
     ]
-    if one.result.plan:
-        plan = Plan(**one.result.plan).to_toml()
+    if judged.result.plan:
+        plan = Plan(**judged.result.plan).to_toml()
         files.append(("first plan (TOML)", f"{name}-plan.toml", "application/toml", plan))
     return files
 
@@ -334,9 +334,9 @@ def _paint_lines(ax: Any, table: PointTable, panel: Any) -> None:
     seen = []
     for i, line in enumerate(table.axis("line")):
         points = [(x, table.points[panel, line, x]) for x in xs]
-        found = [compute_interval(scale * point.values[figure.measure]) for _, point in points]
+        intervals = [compute_interval(scale * point.values[figure.measure]) for _, point in points]
         at = [point.epsilon if figure.true_epsilon else x for x, point in points]
-        mean, low, high = np.array([(one.mean, one.low, one.high) for one in found]).T
+        mean, low, high = np.array([(i.mean, i.low, i.high) for i in intervals]).T
         spread = np.abs(np.stack([mean - low, high - mean]))
         name = format_label(figure, "line", line)
         draw_error_bars(ax, at, mean, spread, choose_look(figure, line, i), name)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.reports.progress import ProgressLine
 from sottovoce.studies import store
 from sottovoce.studies.paper import definition, frontier, horizon, outcomes
-from sottovoce.studies.paper.definition import Cell, Figure, Moments, Prototypes, expand, seeds_of
+from sottovoce.studies.paper.definition import Cell, Figure, Moments, Prototypes, expand, list_seeds
 from sottovoce.studies.paper.outcomes import Judged, Outcome, Result, Runs, judge_folder
 from sottovoce.studies.paper.page import draw_file, list_pictures, render_figures
 
@@ -41,15 +42,11 @@ def run_missing(
     on: str | Executor | None = None,
 ) -> list[str]:
     """Run whatever the figures still lack; where data are missing, the sentences that say so."""
-    runs = outcomes.read_runs(folder)
-    cells = {figure.name: expand(figure, quick) for figure in figures}
-    todo: dict[tuple[str, int], tuple[Cell, int, Prototypes | None]] = {}
-    for figure in figures:
-        for cell, seed in list_missing(cells[figure.name], seeds_of(figure, quick), runs, figure):
-            # Pictures are made beside the run, so the figure that wants them goes first.
-            known = todo.get((cell.key, seed))
-            if known is None or known[2] is None:
-                todo[cell.key, seed] = (cell, seed, figure.prototypes)
+    runs, todo = outcomes.read_runs(folder), dict[tuple[str, int], Job]()
+    # Pictures are made beside the run, so the figure that wants them goes first.
+    for figure in sorted(figures, key=lambda figure: figure.prototypes is None):
+        for cell, seed in list_missing(figure, quick, runs):
+            todo.setdefault((cell.key, seed), (cell, seed, figure.prototypes))
     return train(list(todo.values()), folder, progress, on)
 
 
@@ -77,13 +74,11 @@ def train(
     return list(dict.fromkeys(absent))
 
 
-def list_missing(
-    cells: Sequence[Cell], seeds: Sequence[int], runs: Runs, figure: Figure
-) -> list[tuple[Cell, int]]:
+def list_missing(figure: Figure, quick: bool, runs: Runs) -> list[tuple[Cell, int]]:
     """Return the runs that are still to be made, each once."""
-    wanted = {(cell.key, seed): (cell, seed) for cell in cells for seed in seeds}
-    drawn = figure.kind == "prototypes"
-    done = {key for key in wanted if key in runs and (runs[key].pictures or not drawn)}
+    done = {key for key, run in runs.items() if run.pictures or figure.kind != "prototypes"}
+    pairs = product(expand(figure, quick), list_seeds(figure, quick))
+    wanted = {(cell.key, seed): (cell, seed) for cell, seed in pairs}
     return [pair for key, pair in wanted.items() if key not in done]
 
 
@@ -314,8 +309,12 @@ def reproduce(
     runs = outcomes.read_runs(folder)
     skipped = []
     for figure in wanted:
-        result = _make_result(figure, quick, runs, command)
-        if result is None:
+        if figure.moments is not None:
+            panels = compute_moments(figure.moments)
+            result = Result(figure, quick, command=command, moments=panels)
+        elif not list_missing(figure, quick, runs):
+            result = outcomes.gather_result(figure, quick, runs, command)
+        else:
             skipped.append(figure.name)
             continue
         result.save(folder)
@@ -359,16 +358,16 @@ def choose_figures(names: Sequence[str]) -> list[Figure]:
     >>> [figure.name for figure in choose_figures(["fig9", "fig2"])]
     ['fig2', 'fig9']
     """
-    known = definition.list_figures()
+    every_name = definition.list_figures()
     for alone in (frontier.NAME, horizon.NAME):
         if alone in names:
             raise InputError(
                 f"{alone} is made alone; name it in a command by itself, without figures"
             )
-    named = known if ALL in names else [definition.load_figure(name).name for name in names]
-    if not named:
-        raise InputError(f"name a figure ({', '.join(known)}) or {ALL}")
-    return [definition.load_figure(name) for name in known if name in named]
+    chosen = every_name if ALL in names else [definition.load_figure(name).name for name in names]
+    if not chosen:
+        raise InputError(f"name a figure ({', '.join(every_name)}) or {ALL}")
+    return [definition.load_figure(name) for name in every_name if name in chosen]
 
 
 def write_drawing(result: Result, folder: Path) -> None:
@@ -393,16 +392,6 @@ def load_finished(folder: Path) -> list[Judged]:
             f"{folder} holds neither a run nor figures; sottovoce train and reproduce make them"
         )
     return found
-
-
-def _make_result(figure: Figure, quick: bool, runs: outcomes.Runs, command: str) -> Result | None:
-    if figure.moments is not None:
-        panels = compute_moments(figure.moments)
-        return Result(figure, quick, command=command, moments=panels)
-    cells, seeds = expand(figure, quick), seeds_of(figure, quick)
-    if list_missing(cells, seeds, runs, figure):
-        return None
-    return outcomes.gather_result(figure, quick, cells, runs, command)
 
 
 def _open_folder(out: Path, quick: bool) -> Path:
