@@ -50,7 +50,7 @@ def test_noise_keeps_samples_and_labels_under_their_ceilings(level):
 def test_several_samples_are_found_by_matching_gradients_and_not_with_noise():
     own, pool = np.array([31, 7, 12]), on().take_pool(40)  # somewhere in the pool
     clean, noisy = (
-        attacks.match_gradients(pool, own, on().model, level, seed=0, steps=900)
+        attacks.match_gradients(pool, own, on().model, level, steps=900)
         for level in (CLEAN, Level(4.0))
     )
     assert np.array_equal(clean.originals, pool.x[own])
@@ -97,7 +97,7 @@ def test_the_likeliest_candidate_is_named_without_noise_and_under_its_ceiling_wi
 def attack_members(level):
     pool, how = on().take_pool(40), {"runs": 32, "progress": lambda done, count: None}
     models = attacks.attack_models(pool, level, rounds=80, **how)
-    uploads = attacks.attack_uploads(pool, level, on().model, rounds=6, seed=0, **how)
+    uploads = attacks.attack_uploads(pool, level, on().model, rounds=6, **how)
     return {attack.name: attack for attack in (*models, *uploads)}
 
 

@@ -65,6 +65,7 @@ Labels = NDArray[Any]  # classes, or numbers in [−1, 1]; 0 for persons
 Members = NDArray[np.bool_]  # [runs, rows]: which rows each run had
 Progress = Callable[[int, int], None]
 
+SEED = 0  # of all that an audit draws; the noise that protects a client has none
 SILENT = 1e6  # the ε of "no noise" in the simulator: σ is a thousandth of Δ
 JUDGED_AT = (0.1, 0.01, 0.001)  # false alarms at which an attacker is judged
 STARTS = 4  # of the search for samples
@@ -192,13 +193,7 @@ def _minimise_misfit(
 
 
 def match_gradients(
-    pool: Victim,
-    rows: NDArray[np.int64],
-    params: Parameters,
-    level: Level,
-    *,
-    seed: int,
-    steps: int,
+    pool: Victim, rows: NDArray[np.int64], params: Parameters, level: Level, steps: int
 ) -> Reconstructions:
     """Reconstruct the samples `rows` of the pool from one upload by matching gradients.
 
@@ -213,7 +208,7 @@ def match_gradients(
     guesses = guess_labels(gradient, count)
     trees = [{name: jnp.asarray(leaf, jnp.float32) for name, leaf in tree.items()}
              for tree in (params, gradient)]  # fmt: skip
-    keys = jax.random.split(jax.random.key(seed), STARTS)
+    keys = jax.random.split(jax.random.key(SEED), STARTS)
     labels, clip = jnp.asarray(guesses), pool.recipe.clip
     starts, misfit = _minimise_misfit(model, steps, *trees, labels, clip, keys)
     found = np.asarray(starts[int(np.argmin(misfit))], dtype=np.float64)
@@ -544,15 +539,15 @@ def attack_models(
 
 
 def attack_uploads(
-    pool: Victim, level: Level, start: Parameters, *, runs: int, rounds: int, seed: int,
-    progress: Progress, clients: int = 1, honest: int = 1,
+    pool: Victim, level: Level, start: Parameters, *, runs: int, rounds: int, progress: Progress,
+    clients: int = 1, honest: int = 1,
 ) -> list[Attack]:  # fmt: skip
     """Attack the uploads of a client, the first one and all of a run; each is the next model.
 
     The first upload is compared with the ceiling of the whole run, although its own is lower. With
     several clients the attacker sees the models alone, which are the means of their uploads.
     """
-    rng, size = np.random.default_rng(seed), len(pool.y)
+    rng, size = np.random.default_rng(SEED), len(pool.y)
     half = size // 2
     members = np.zeros((runs, size), dtype=bool)
     projections = np.zeros((rounds, runs, size))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from sottovoce.runs.record import Record
 from sottovoce.runs.trained import load
 from sottovoce.server.federation import build
 from sottovoce.studies.audit import attacks, findings, messages
+from sottovoce.studies.audit.attacks import SEED
 from sottovoce.studies.audit.findings import Findings, Target
 from sottovoce.studies.audit.messages import (
     COMPARISONS,
@@ -40,8 +41,7 @@ from sottovoce.studies.audit.messages import (
 
 Progress = Callable[[int, int], None]
 
-SEED = 0  # of the split and the first model; the noise that protects a client has no seed
-FEWEST, MOST = 16, 1000  # rows of all clients together that are attacked
+FEWEST, MOST = 16, 1000  # rows of all clients that an audit needs, and that it attacks
 HIDDEN = 32  # units of the mlp that replaces a model of another kind
 BUDGETS = (4.0, 8.0, 20.0)
 WATCHED, SHARING = 5, 4  # clients of a model that is watched; those that share noise in its sums
@@ -86,7 +86,7 @@ def audit(
         path, out = (None if place is None else Path(place) for place in (path, out))
         return _run_audit(path, quick, out, as_json)
     except BrokenPipeError:
-        raise  # whoever reads our output has closed it
+        raise  # whatever reads our output has closed it
     except SottovoceError as error:
         raise InputError(str(error)) from None
     except OSError as error:
@@ -104,7 +104,7 @@ def _run_audit(path: Path | None, quick: bool, out: Path | None, as_json: bool) 
         target = load_target(path)
     make_folder(folder)
     with tempfile.TemporaryFile(dir=folder):
-        pass  # a folder that cannot be written to is found before the work
+        pass  # refuse a folder that cannot be written to before the work, not after it
     result = replace(
         run_attacks(target, QUICK if quick else FULL, stream),
         command=_format_command(path, quick, out, as_json),
@@ -131,7 +131,7 @@ def _format_command(path: Path | None, quick: bool, out: Path | None, as_json: b
 
 
 def run_attacks(target: Target, sizes: Sizes, stream: TextIO | None = None) -> Findings:
-    """Run every attack at every level, measure what uploads prove, and tell `stream` of it."""
+    """Run every attack at every level, and measure what uploads prove; print stages to `stream`."""
     time_each, began = partial(time_stage, stream), time.monotonic()
     settings, levels = list_settings(target), list_levels(target)
     jobs = [(setting, sizes.runs, WRONG_PER_COMPARISON) for setting in settings]
@@ -220,9 +220,8 @@ def _match_groups(target: Target, sizes: Sizes, level: Level) -> attacks.Reconst
     count = len(pool.y)
     together = min(sizes.together, count - 1)
     groups = [rng.permutation(count)[:together] for _ in range(sizes.groups)]
-    how: Any = {"seed": SEED, "steps": sizes.steps}
     return attacks.join_reconstructions(
-        [attacks.match_gradients(pool, rows, target.model, level, **how) for rows in groups]
+        [attacks.match_gradients(pool, rows, target.model, level, sizes.steps) for rows in groups]
     )
 
 
@@ -237,8 +236,8 @@ def _attack_members(
     honest = SHARING if target.plan.privacy.view == "sum" else 1
     for i, (clients, shared) in enumerate([(1, 1), (WATCHED, honest)], start=1):
         members += attacks.attack_uploads(
-            pool, level, target.model, runs=runs, rounds=sizes.turns, seed=SEED,
-            clients=clients, honest=shared,
+            pool, level, target.model, runs=runs, rounds=sizes.turns, clients=clients,
+            honest=shared,
             progress=lambda done, count: progress(done + i * count, 3 * count),  # noqa: B023
         )  # fmt: skip
     return members

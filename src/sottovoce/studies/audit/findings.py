@@ -73,8 +73,8 @@ class Target:
     form: Form
     model: Parameters
     recipe: Recipe
-    epsilon: float  # of single uploads: in the sum view what holds whatever others do
-    shared: float  # of the plan: in the sum view with the noise of others
+    epsilon: float  # of single uploads: in the sum view, what holds whatever the others do
+    shared: float  # of the plan: in the sum view, with the noise of the others
     delta: float
     x: Rows  # of one client
     y: Labels
@@ -205,7 +205,7 @@ class Findings:
 
     @property
     def _most_common(self) -> int:
-        """How many candidates have the most common label, which a blind guess would name."""
+        """The number of candidates with the most common label, which a blind guess would name."""
         return int(np.bincount(self.inversions[0].truth).max())
 
     def _list_traps(self) -> list[Row]:
@@ -454,21 +454,21 @@ _MOST_PICTURES = 8  # pictures in a line: more would be too small on a phone
 _COLOURS = (INK, ORANGE, PURPLE, BLUE, GREEN)
 
 
-def draw_figures(found: Findings) -> dict[str, Markup]:
+def draw_figures(findings: Findings) -> dict[str, Markup]:
     """Draw every figure, as a file by itself."""
     drawn = {
-        "claimed": _draw_claims(found),
-        "paper": _draw_scores(found.paper),
+        "claimed": _draw_claims(findings),
+        "paper": _draw_scores(findings.paper),
     }
-    if (side := found.target.pictures) is not None and found.traps:
-        for name, rows in _list_pictures(found).items():
+    if (side := findings.target.pictures) is not None and findings.traps:
+        for name, rows in _list_pictures(findings).items():
             drawn[name] = _draw_grid(name, rows, side)
-    return drawn | {_name_roc(name): _draw_roc(found, name) for name in found.memberships}
+    return drawn | {_name_roc(name): _draw_roc(findings, name) for name in findings.memberships}
 
 
-def _draw_claims(found: Findings) -> Markup:
+def _draw_claims(findings: Findings) -> Markup:
     """Draw ε as claimed, and the interval that uploads prove, for every setting."""
-    measured = found.all_measurements
+    measured = findings.all_measurements
 
     def paint(ax: Any) -> None:
         for height, measurement in enumerate(reversed(measured)):
@@ -529,9 +529,9 @@ def _name_roc(attack: str) -> str:
     return re.sub("[^a-z]+", "-", f"roc {attack}".lower())
 
 
-def _draw_roc(found: Findings, name: str) -> Markup:
+def _draw_roc(findings: Findings, name: str) -> Markup:
     """Draw an attack's ROC curves on logarithmic axes, each with its ceiling."""
-    attacks = [attack for attack in found.members if attack.name == name]
+    attacks = [attack for attack in findings.members if attack.name == name]
     lowest = 1 / int(np.sum(~attacks[0].members))
     fpr = np.logspace(np.log10(lowest), 0, 80)
 
@@ -554,23 +554,23 @@ def _draw_roc(found: Findings, name: str) -> Markup:
     return draw_axes(_name_roc(name), f"Area under the curve {areas}.", paint, inline=False)
 
 
-def _list_pictures(found: Findings) -> dict[str, list[tuple[str, Floats]]]:
+def _list_pictures(findings: Findings) -> dict[str, list[tuple[str, Floats]]]:
     """Return originals above what each attack made of them at every level: (label, pictures)."""
     rows: dict[str, list[tuple[str, Floats]]] = {}
-    for name, attack in (("inversion", found.inversions), ("matching", found.matchings)):
+    for name, attack in (("inversion", findings.inversions), ("matching", findings.matchings)):
         if attack:
             truth = attack[0].truth
             few = list(range(len(truth)))
             if len(few) > _MOST_PICTURES + 1:
-                few = choose_one_per_class(truth, found.target.form.classes)
+                few = choose_one_per_class(truth, findings.target.form.classes)
             few = few[:_MOST_PICTURES]
             rows[name] = [("original", attack[0].originals[few])]
             rows[name] += [(result.level.name, result.found[few]) for result in attack]
-    # What the trap's bins hold without noise, and the same bins with it.
-    clean = found.traps[0]
-    originals = found.target.x[clean.nearest]
+    # The trap's bins that worked best without noise, and the same bins with noise.
+    clean = findings.traps[0]
+    originals = findings.target.x[clean.nearest]
     best = np.argsort(np.mean((clean.found - originals) ** 2, axis=1))[:_MOST_PICTURES]
-    traps = [(trap.level.name, trap.found[best]) for trap in found.traps]
+    traps = [(trap.level.name, trap.found[best]) for trap in findings.traps]
     return rows | {"traps": [("original", originals[best]), *traps]}
 
 
@@ -598,47 +598,47 @@ def _draw_grid(name: str, rows: Sequence[tuple[str, Floats]], side: tuple[int, i
     return draw_axes(name, label, paint, size=size, inline=False)
 
 
-def format_table(found: Findings) -> str:
+def format_table(findings: Findings) -> str:
     """Return what the terminal shows: attacks, what uploads prove, the paper, the verdict."""
-    head = ["attack", "measure", *(level.name for level in found.levels)]
+    head = ["attack", "measure", *(level.name for level in findings.levels)]
     rows = [
         [row.attack, row.measure]
-        + [" ".join(split_finding(row, row.cells[level])).rstrip() for level in found.levels]
-        for row in found.rows
+        + [" ".join(split_finding(row, row.cells[level])).rstrip() for level in findings.levels]
+        for row in findings.rows
     ]
     proved = [
         "", "δ", "μ promised", "ε promised", "μ measured", "ε measured, Gaussian",
         "ε measured, free",
     ]  # fmt: skip
-    uploads = [list_upload_cells(m) for m in found.all_measurements]
+    uploads = [list_upload_cells(m) for m in findings.all_measurements]
     guessed = [
         "one run", "canaries", "guesses", "right", "ε measured, Gaussian", "ε measured, free",
     ]  # fmt: skip
-    one_runs = [list_guess_cells(run) for run in found.one_runs]
+    one_runs = [list_guess_cells(run) for run in findings.one_runs]
     bounds = (
         f"Bounds at {100 * CONFIDENCE:g} %, thresholds fixed beforehand; “Gaussian” assumes the "
         "noise's shape."
     )
     return "\n".join(
         [
-            _fill(explain_brackets(found)),
+            _fill(explain_brackets(findings)),
             *_align_columns(head, rows),
             "",
             bounds,
             *_align_columns(proved, uploads),
             *(["", *_align_columns(guessed, one_runs)] if one_runs else []),
             "",
-            f"{_fill(found.judgement)}\n\n{_fill(found.verdict)}",
+            f"{_fill(findings.judgement)}\n\n{_fill(findings.verdict)}",
         ]
     )
 
 
-def explain_brackets(found: Findings) -> str:
+def explain_brackets(findings: Findings) -> str:
     """Explain the brackets in the table of attacks, and when a count contradicts them."""
     return (
         "In brackets: what no attacker exceeds on average, whatever it knows and computes. A count "
         "contradicts it if it is above by more than chance explains; all "
-        f"{found.comparisons} comparisons of an audit together do so wrongly once in "
+        f"{findings.comparisons} comparisons of an audit together do so wrongly once in "
         f"{1 / WRONG:,.0f} audits at most. Records of one run share its noise, so that runs are "
         "counted for membership, and one sample of each upload for matching; trap weights get one "
         "upload and decide nothing."
@@ -705,43 +705,43 @@ def _fill(text: str) -> str:
     return textwrap.fill(text, width=96, break_on_hyphens=False)
 
 
-def write_audit(found: Findings, folder: Path) -> Path:
+def write_audit(findings: Findings, folder: Path) -> Path:
     """Write audit.html and its drawings into a folder, and return the path of the page."""
-    figures = draw_figures(found)
-    write_file(folder / "audit.html", render_audit(found, figures).encode())
+    figures = draw_figures(findings)
+    write_file(folder / "audit.html", render_audit(findings, figures).encode())
     for name, drawing in figures.items():
         write_file(folder / f"{name}.svg", drawing.encode())
     return folder / "audit.html"
 
 
-def render_audit(found: Findings, drawn: Mapping[str, Markup]) -> str:
+def render_audit(findings: Findings, drawn: Mapping[str, Markup]) -> str:
     """Return the page of an audit with the figures that `draw_figures` drew."""
     figures = {name: embed_svg(drawing, name) for name, drawing in drawn.items()}
-    uploads = sorted({2 * m.messages * m.setting.rounds for m in found.all_measurements})
+    uploads = sorted({2 * m.messages * m.setting.rounds for m in findings.all_measurements})
     return render_page(
         "audit.html.j2",
-        title=found.verdict,
-        headline=_join_comparisons(found.verdict),
-        banner=QUICK_AUDIT if found.quick else "",
+        title=findings.verdict,
+        headline=_join_comparisons(findings.verdict),
+        banner=QUICK_AUDIT if findings.quick else "",
         version=__version__,
-        found=found,
-        contradicted=bool(found.contradictions),
-        judgement=_join_comparisons(found.judgement),
+        found=findings,
+        contradicted=bool(findings.contradictions),
+        judgement=_join_comparisons(findings.judgement),
         uploads=" to ".join(f"{n:,}" for n in dict.fromkeys((uploads[0], uploads[-1]))),
         confidence=f"{100 * CONFIDENCE:g}",
         figures=figures,
         roc_charts=[
-            (name[0].upper() + name[1:], figures[_name_roc(name)]) for name in found.memberships
+            (name[0].upper() + name[1:], figures[_name_roc(name)]) for name in findings.memberships
         ],
-        brackets=explain_brackets(found),
+        brackets=explain_brackets(findings),
         attacks=[
             [row.attack, row.measure]
             + [(*split_finding(row, cell), cell.exceeds) for cell in row.cells.values()]
-            for row in found.rows
+            for row in findings.rows
         ],
-        messages=[list_upload_cells(m) for m in found.all_measurements],
-        most_provable=math.log(found.paper.messages),
-        one_runs=[list_guess_cells(run) for run in found.one_runs],
+        messages=[list_upload_cells(m) for m in findings.all_measurements],
+        most_provable=math.log(findings.paper.messages),
+        one_runs=[list_guess_cells(run) for run in findings.one_runs],
     )
 
 

@@ -212,7 +212,7 @@ def bound_guess_rate(candidates: float, mu: float) -> float:
 
 
 def choose_far_threshold(mu: float, messages: int, delta: float = 0.0) -> float:
-    """Return the threshold at which so many messages on each side should prove the largest ε.
+    """Return the threshold that should prove the largest ε from this many messages on each side.
 
     It is computed from scores N(±μ/2, 1), not from measured ones. Far out there are too few alarms
     for a good bound; near the middle the ratio of the rates is small.
@@ -247,7 +247,7 @@ def bound_mean(values: object, confidence: float = CONFIDENCE) -> tuple[float, f
 
 
 def find_edge(holds: Callable[[float], bool], inside: float, outside: float) -> tuple[float, float]:
-    """Bisect for the edge of where something holds; return its neighbours, inside and outside."""
+    """Bisect for where `holds` stops holding; return the last number inside, the first outside."""
     for _ in range(60):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if holds(middle) else (inside, middle)
@@ -274,7 +274,7 @@ ROWS = 2  # of every person of a duel or a run of canaries
 PRACTICE_RUNS = 20  # on each side, and a tenth of the runs more: they show which heads there are
 _STEEP, _DIM = 1000.0, 3e-4  # weights of the last layer, bias of the first
 _MOST = 60.0  # the largest ε and μ that one run is tested for
-_CERTAIN = 1e300  # above every score but that of a head which decides
+_CERTAIN = 1e300  # above every score except ∞, which a run has whose heads give D′ away
 _BEYOND = 1e3  # a μ above which no ε is computed
 
 
@@ -596,9 +596,9 @@ class Duel:
     def play_runs(
         self, samples: tuple[Floats, NDArray[Any]], runs: int
     ) -> Iterator[tuple[float, str]]:
-        """Play runs of the client with these samples; yield each one's score and uploads' heads.
+        """Play runs of the client with these samples; yield the score and the heads of each run.
 
-        Whoever sees models alone sees the mean of all clients' uploads, and no head.
+        An attacker that sees models alone sees the mean of all clients' uploads, and no head.
         """
         setting = self.setting
         recipe, form = replace(setting.recipe, steps=1), setting.make_form(FEATURES)

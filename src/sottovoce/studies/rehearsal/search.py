@@ -484,8 +484,8 @@ MOST_STEPS = 8  # of a climb; each is a factor
 
 
 @dataclass(frozen=True)
-class Found:
-    """The choice, the seeds that made it, and whether the search was complete."""
+class ChosenSetting:
+    """The best setting, the seeds that it was chosen by, and whether the search was complete."""
 
     setting: Setting
     seeds: tuple[int, ...]
@@ -502,7 +502,7 @@ def choose_seeds(seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(range(first, first + CONFIRMED)), tuple(range(fresh, fresh + PREDICTED))
 
 
-def search_settings(space: Space, trials: Trials, seed: int = 0) -> Found:
+def search_settings(space: Space, trials: Trials, seed: int = 0) -> ChosenSetting:
     """Search for the setting to recommend."""
     seeking, complete = _Search(space, trials, choose_seeds(seed)[0]), True
     trials.share = SEEKING
@@ -598,7 +598,7 @@ class _Search:
                 break
         return best
 
-    def confirm_finalists(self, complete: bool) -> Found:
+    def confirm_finalists(self, complete: bool) -> ChosenSetting:
         """Try the finalists with as many seeds as there is time for, and return the best.
 
         On synthetic rows the plan as given, or with the public rule, is among them, and stays
@@ -629,7 +629,7 @@ class _Search:
             error = trials.done[encode_setting(best), seeds[0]].estimate_error(trials.rows.choosing)
             near = trials.average_accuracy(best, seeds) - error
             best = default if trials.average_accuracy(default, seeds) >= near else best
-        return Found(best, seeds, complete)
+        return ChosenSetting(best, seeds, complete)
 
     def _average_accuracy(self, setting: Setting, count: int = 1) -> float:
         return self.trials.average_accuracy(setting, self.seeds[:count])

@@ -447,11 +447,11 @@ class StandIn:
 
 
 def make_stand_in(
-    plan: Plan, real: ClientSizes, public: Public = None, *, seed: int = 0, most: int = MOST_ROWS
+    plan: Plan, real: ClientSizes, public: Public = None, *, seed: int = 0
 ) -> StandIn:
     """Make the stand-in for a plan from `public` rows, or from what its kind of data allows."""
     rng = seeds.generator(seed, Purpose.SPLIT, 10)
-    wanted = min(sum(real), most) * choose_spare_factor(plan)
+    wanted = min(sum(real), MOST_ROWS) * choose_spare_factor(plan)
     if public is None and plan.data.name == "digits":
         public = "digits"
     if public is not None:
