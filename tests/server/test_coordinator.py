@@ -74,6 +74,18 @@ def test_a_run_is_what_its_uploads_make_of_it(name, tmp_path):
         assert all(entry["signal"] is not None for entry in record["rounds"])
 
 
+def test_the_noise_that_is_printed_is_that_of_this_run_alone(tmp_path):
+    """What a vault has spent is of all runs: the second one seemed to have less noise."""
+    nodes, own = clients(tmp_path, 3, run_share=0.25), plan(**{"rounds.rounds": 2})
+    for name in ("first", "second"):
+        done = go(Direct(nodes), tmp_path / name, own=own)
+        (entry, _), client = done.record["rounds"], done.record["clients"][0]
+        shown = f"{entry['sigma']['median'] / client['sensitivity']:.3g}"
+        page = reports.write_report(tmp_path / name)
+        assert f"(one turn, median client): {shown}." in page.read_text("utf-8")
+        assert f"noise multiplier {shown} (" in summarize_run(done.record, tmp_path / name, page)
+
+
 def test_a_server_logs_its_advice_before_anybody_is_asked(tmp_path, caplog):
     """40 records a client and δ = 1/40: whoever reads it after the last round has paid already."""
     transport = Direct(clients(tmp_path, delta=1 / 40))

@@ -108,6 +108,8 @@ class ProgressLine:
 
 def summarize_run(record: dict[str, Any], folder: Path, page: Path) -> str:
     """Return what a person wants to know at the end of a run."""
+    from sottovoce.reports.run import CheckedRun, read_run  # which imports this module
+
     result, first = record["result"], record["plan"]["rounds"]["rounds"]
     known = [c["spent"] / c["capacity"] for c in record.get("clients", ()) if c["capacity"]]
     fuel = f"   fuel used {max(known):.0%}" if known else ""
@@ -124,8 +126,8 @@ def summarize_run(record: dict[str, Any], folder: Path, page: Path) -> str:
     lines.append(f"on test rows: {model}; in the rounds, on validation rows: the newest iterate")
     if (found := result.get("forecast")) is not None:
         lines.append(f"forecast: T = {found['rounds']}, steps × {found['step']:g}")
-    turns = [(c["participations"], c["spent"]) for c in record.get("clients", ())]
-    if (ratio := find_multiplier(record["plan"]["privacy"], turns)) is not None:
+    checked = read_run(folder) if (folder / "trace.npz").exists() else CheckedRun.of(record)
+    if (ratio := find_multiplier(record["plan"]["privacy"], checked.list_turns())) is not None:
         what = "σ/Δ of one turn, median client; σ also depends on step, clipping norm and rows"
         lines.append(f"noise multiplier {ratio:.3g} ({what})")
     lost = [entry["t"] + 1 for entry in record["rounds"] if entry["validation_loss"] is None]

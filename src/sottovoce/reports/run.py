@@ -166,6 +166,20 @@ class CheckedRun:
         delta = self.clients.sensitivity
         return (np.nan_to_num((delta / row) ** 2) for row in np.asarray(self.trace["sigma"]))
 
+    def list_turns(self) -> list[tuple[float, float]]:
+        """Return the turns of every client and their Σμ²; NaN where it hides its budget.
+
+        What a client has spent includes earlier runs of its vault, which the trace does not.
+        """
+        if self.clients is None:
+            return []
+        charges, spent = self.charges(), self.clients.spent
+        if charges is not None:
+            with np.errstate(all="ignore"):  # of damaged figures
+                spent = sum(charges, start=np.zeros(len(spent)))
+        spent = np.where(np.isfinite(self.clients.capacity), spent, math.nan)
+        return list(zip(self.clients.participations.tolist(), spent.tolist(), strict=True))
+
     def fuel(self) -> Floats | None:
         """The part of the tanks that is left before and after each round: least, median, most.
 
@@ -495,10 +509,7 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
             watched = f"The plan is judged by {metric} on the same rows instead."
         drawn.append(("Validation loss", watched + marked, charts.draw_loss(run)))
         sigma = "Standard deviation on one coordinate of one upload."
-        spent = [] if run.clients is None else [run.clients.participations, run.clients.spent]
-        if (
-            ratio := find_multiplier(run.record.plan["privacy"], zip(*spent, strict=True))
-        ) is not None:
+        if (ratio := find_multiplier(run.record.plan["privacy"], run.list_turns())) is not None:
             sigma += f" Noise multiplier σ/Δ (one turn, median client): {ratio:.3g}."
         drawn += [
             *_draw_accuracy(run, marked),

@@ -91,7 +91,7 @@ def prepare_forecast(
     finish = replace(federation.finish, best=False)  # of a candidate, the last model is taken
     first = dict(enumerate(map(np.asarray, jax.tree.leaves(params))))
     rows, start = jax.device_put((x, y, weight)), jax.device_put((first, finish.begin(first)))
-    metric = plan.metric
+    metric: str | None = plan.metric
     if metric is None and federation.held.target is None:  # by these labels alone: no test rows
         metric = choose_metric(public.y, federation.held.classes)
     parts = np.split(y[splits], [seen], axis=-1)
