@@ -453,7 +453,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_coordinator.py::test_every_client_is_asked_with_the_newest_receipt_it_gave",
         (
             (
-                "{i: replace(request, receipt=roll.members[i].receipt).to_blob() for i in waiting}",
+                "{\n                i: replace(request, receipt=roll.members[i].receipt).to_blob() for i in waiting\n            }",
                 "dict.fromkeys(waiting, request.to_blob())",
             ),
         ),

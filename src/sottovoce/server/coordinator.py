@@ -422,10 +422,10 @@ class RealClients:
             if not waiting:
                 break
             began = time.monotonic()
-            replies = self._send(
-                {i: replace(request, receipt=roll.members[i].receipt).to_blob() for i in waiting}
-            )
-            for i, blob in replies.items():
+            messages = {
+                i: replace(request, receipt=roll.members[i].receipt).to_blob() for i in waiting
+            }
+            for i, blob in self._send(answers, messages).items():
                 self._read_upload(answers, i, blob, self._expect_upload(request, asked_hash, i))
             # A client that declines for good is replaced at once; only silence counts as a try.
             if any(i not in answers.uploads and i not in roll.gone for i in waiting):
@@ -479,12 +479,11 @@ class RealClients:
                     blobs[i] = asking.to_blob()
                 else:
                     blobs[i] = pack({"schema": SUM, **head})
-            replies = self._send(blobs)
-            read = {
-                n: self._read_step(answers, by_key[n], step, replies[by_key[n]], size)
-                for n in heads
-            }
-            return {name: answer for name, answer in read.items() if answer is not None}
+            names, read = {i: name for name, i in by_key.items()}, {}
+            for i, blob in self._send(answers, blobs).items():
+                if (answer := self._read_step(answers, i, step, blob, size)) is not None:
+                    read[names[i]] = answer
+            return read
 
         try:
             result = sum_round.play_sum_round(
@@ -512,12 +511,15 @@ class RealClients:
         kind, asked = self.run.federation.terms.cohort, self.run.state.asked
         return [int(i) for i in pick_cohort(kind, asked=asked, size=size, rng=rng, online=online)]
 
-    def _send(self, blobs: Mapping[int, bytes]) -> dict[int, bytes | None]:
-        """Send clients their messages; return what each answered in time, None for silence."""
+    def _send(self, answers: RoundAnswers, blobs: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Send clients their messages; return what came back in time, and note who is silent."""
         routes = {i: self.roll.routes.get(self.roll.members[i].identity, "") for i in blobs}
         requests = {route: blobs[i] for i, route in routes.items() if route}
         replies = self.transport.ask(requests, self.patience.deadline)
-        return {i: replies.get(route) for i, route in routes.items()}
+        for i in [i for i, route in routes.items() if route not in replies]:
+            log.warning("client %s did not answer in time", self.roll.members[i].name)
+            answers.why[i] = SILENT
+        return {i: replies[route] for i, route in routes.items() if route in replies}
 
     def _expect_upload(self, request: Request, asked: str, i: int) -> ExpectedUpload:
         """Return what an honest answer of this client looks like.
@@ -541,11 +543,11 @@ class RealClients:
         )
 
     def _read_upload(
-        self, answers: RoundAnswers, i: int, blob: bytes | None, expected: ExpectedUpload
+        self, answers: RoundAnswers, i: int, blob: bytes, expected: ExpectedUpload
     ) -> None:
         """Check one client's answer, and count its upload."""
-        answer = self._read_answer(answers, i, blob, lambda b: checks.check_answer(b, expected))
-        if answer is not None and blob is not None:
+        answer = self._read_answer(answers, i, lambda: checks.check_answer(blob, expected))
+        if answer is not None:
             answers.uploads[i], answers.blobs[i], answers.sigma[i] = answer, blob, answer.sigma
             roll, member = self.roll, expected.member
             roll.shown[i] = answer.shown
@@ -553,11 +555,11 @@ class RealClients:
             roll.missed.pop(i, None)
 
     def _read_step(
-        self, answers: RoundAnswers, i: int, step: str, blob: bytes | None, size: int
+        self, answers: RoundAnswers, i: int, step: str, blob: bytes, size: int
     ) -> Answer | None:
         """Check one client's answer to a step of the sum view."""
 
-        def read(blob: bytes) -> Answer | str:
+        def read() -> Answer | str:
             member, federation = self.roll.members[i], self.run.federation
             # A refusal has no arrays, and reads the same with words.
             head, arrays = unpack(blob, limit=8 * size + 2 * LONGEST_TEXT, words=True)
@@ -574,27 +576,22 @@ class RealClients:
                 self.roll.members[i] = replace(member, receipt=receipt, account=account)
             return head, arrays
 
-        return self._read_answer(answers, i, blob, read, is_final=step == "keys")
+        return self._read_answer(answers, i, read, is_final=step == "keys")
 
     def _read_answer(
         self,
         answers: RoundAnswers,
         i: int,
-        blob: bytes | None,
-        read: Callable[[bytes], Content | str],
-        *,
+        read: Callable[[], Content | str],
         is_final: bool = True,
     ) -> Content | None:
         """Return what `read` makes of one client's answer, or note why it does not count.
 
         `read` returns the code of a refusal. A bad answer affects no other client.
         """
-        roll, member, answers.why[i] = self.roll, self.roll.members[i], SILENT
-        if blob is None:
-            log.warning("client %s did not answer in time", member.name)
-            return None
+        roll, member = self.roll, self.roll.members[i]
         try:
-            answer = read(blob)
+            answer = read()
         except Malformed as error:
             log.warning("client %s sent no upload: %s", member.name, error)
             answers.why[i] = "version" if isinstance(error, OtherVersion) else "malformed"
@@ -612,7 +609,7 @@ class RealClients:
             if is_final and answer in LASTING:
                 roll.gone[i] = answer
             return None
-        del answers.why[i]
+        answers.why.pop(i, None)
         return answer
 
 
