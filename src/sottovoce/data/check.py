@@ -228,14 +228,14 @@ def _check_ragged_rows(path: Path, report: Report) -> bool:
         ragged = tables.find_ragged_rows(path)
         if ragged.longer:
             report.fail(
-                f"rows with more than {ragged.cells} cells: {ragged.longer:,}, the first is row "
-                f"{ragged.first_longer}; correct them (a text with a separator needs quotes)"
+                f"rows with more than {ragged.cells} cells: {len(ragged.longer):,}, the first is "
+                f"row {ragged.longer[0]}; correct them (a text with a separator needs quotes)"
             )
             return False
         if ragged.shorter:
             report.warn(
-                f"rows with fewer than {ragged.cells} cells: {ragged.shorter:,}, the first is row "
-                f"{ragged.first_shorter}; the cells that they lack are read as missing"
+                f"rows with fewer than {ragged.cells} cells: {len(ragged.shorter):,}, the first is "
+                f"row {ragged.shorter[0]}; the cells that they lack are read as missing"
             )
     return True
 
@@ -316,7 +316,18 @@ class _TableReader:
         """Add what the counts say of columns and labels."""
         report, label = self.report, self.layout.label
         for column, spec in self.layout.columns.items():
-            self._judge_column(column, spec)
+            if count := sum(report.columns[column]["unreadable"].values()):
+                row, cell = self.first[f"unreadable:{column}"]
+                report.fail(
+                    f"cells that are no number: {count:,}, the first is {cell!a} in row {row}; "
+                    + tables.suggest_number(cell),
+                    column,
+                )
+            self._judge_values(column, spec)
+            if not (is_bounds(spec) and self.layout.missing == "flag"):
+                self._warn_of(column, "missing", _show_spec(spec))
+            if len(self.values[column]) <= 1:
+                report.warn("all rows have the same value; it can be left out", column)
         target = self.layout.target
         if target is not None:
             self._judge_values(label, (target.low, target.high))
@@ -344,9 +355,9 @@ class _TableReader:
             _judge_repeats(report, len(rows) - len(np.unique(rows)))
         for column, hashes in self.hashes.items():
             here, anywhere = _count_most(hashes), _count_most(self.persons[column])
-            said, where = [], ""
+            remarks, where = [], ""
             if here > max(1, rows_per_person):
-                said = [
+                remarks = [
                     f"{rows_per_person} of them are used (data.rows_per_person)"
                     if rows_per_person
                     else "a person with k rows is protected k times less, unless data.person "
@@ -354,14 +365,14 @@ class _TableReader:
                 ]
                 where = " at a client" if self.client else ""
             if is_split and anywhere > 1:
-                said.append(
+                remarks.append(
                     "one person can be in training and test rows, which flatters the result, "
                     f"unless data.person = {column[:30]!a} keeps it on one side"
                 )
-            if said:
+            if remarks:
                 most = here if where else anywhere
                 text = f"{column} repeats: one person has up to {most:,} rows{where}; "
-                report.warn(text + "; ".join(said))
+                report.warn(text + "; ".join(remarks))
 
     def judge_shared_ids(self, trained: _TableReader) -> None:
         """Warn of rows to evaluate on whose person is in the training table too."""
@@ -373,21 +384,6 @@ class _TableReader:
                     "which flatters the result; evaluate on rows of others",
                     column,
                 )
-
-    def _judge_column(self, column: str, spec: Spec) -> None:
-        report, kinds = self.report, self.report.columns[column]
-        if count := sum(kinds["unreadable"].values()):
-            row, cell = self.first[f"unreadable:{column}"]
-            report.fail(
-                f"cells that are no number: {count:,}, the first is {cell!a} in row {row}; "
-                + tables.suggest_number(cell),
-                column,
-            )
-        self._judge_values(column, spec)
-        if not (is_bounds(spec) and self.layout.missing == "flag"):
-            self._warn_of(column, "missing", _show_spec(spec))
-        if len(self.values[column]) <= 1:
-            report.warn("all rows have the same value; it can be left out", column)
 
     def _judge_values(self, column: str, spec: Spec) -> None:
         """Say where bounds or categories do not fit the values, or are too wide for them."""

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -41,7 +41,8 @@ from sottovoce.errors import DataError, InputError
 Bytes = NDArray[np.uint8]
 Features: TypeAlias = NDArray[np.float32]
 Read: TypeAlias = Callable[[str], bytes]  # returns the content of a file of the dataset
-Raw = tuple[Bytes | Features, Bytes, Bytes | Features, Bytes]  # train x, train y, test x, test y
+Pair: TypeAlias = tuple[Bytes | Features, Bytes]  # rows and their labels
+Raw = tuple[Pair, Pair | None]  # training rows, and the test rows that come with them
 
 
 def parse_idx(content: bytes, *, file: str, dimensions: int) -> Bytes:
@@ -87,25 +88,13 @@ def _make_damage(file: str, bound: str, found: object) -> DataError:
     return DataError(f"{file} must {bound}, got {found}; fetch it again from where it came")
 
 
-def decode_mnist(read: Read) -> Raw:
-    """Decode MNIST from its four files; `read` returns the content of a file."""
-    found = []
-    for part in ("train", "t10k"):
-        images, labels = f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"
-        pixels = parse_idx(read(images), file=images, dimensions=3)
-        found.append(pixels.reshape(len(pixels), -1))
-        found.append(parse_idx(read(labels), file=labels, dimensions=1))
-    return tuple(found)  # type: ignore[return-value]  # of four
+def _decode_mnist(read: Read, part: str) -> Pair:
+    images, labels = f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"
+    pixels = parse_idx(read(images), file=images, dimensions=3)
+    return pixels.reshape(len(pixels), -1), parse_idx(read(labels), file=labels, dimensions=1)
 
 
-def decode_cifar10(read: Read) -> Raw:
-    """Decode CIFAR-10 from its six files; `read` returns the content of a file."""
-    names = [f"data_batch_{i}.bin" for i in range(1, 6)]
-    x, y = _join_files(parse_cifar10, read, names)
-    return x, y, *parse_cifar10(read("test_batch.bin"), file="test_batch.bin")
-
-
-def _join_files(parse: Callable[..., Any], read: Read, names: Sequence[str]) -> tuple[Any, Any]:
+def _decode_files(parse: Callable[..., Pair], read: Read, names: Sequence[str]) -> Pair:
     """Return rows and labels of several files, one after the other."""
     x, y = zip(*(parse(read(name), file=name) for name in names), strict=True)
     return np.concatenate(x), np.concatenate(y)
@@ -188,19 +177,17 @@ class Number:
 
     def values(self, cells: Sequence[str], *, file: str) -> NDArray[np.float64]:
         """Return the numbers as they stand, `low` where there is none."""
-        return np.array([self._value(cell, file) for cell in cells], dtype=np.float64)
-
-    def _value(self, cell: str, file: str) -> float:
-        if cell == self.absent:
-            return self.low
-        try:
-            value = float(cell)
-        except ValueError:
-            value = np.nan
-        if not self.low <= value <= self.high:
-            bounds = f"a number from {self.low:g} to {self.high:g}"
-            raise _make_error(file, self.name, cell, bounds)
-        return value
+        numbers = []
+        for cell in cells:
+            try:
+                number = self.low if cell == self.absent else float(cell)
+            except ValueError:
+                number = np.nan
+            if not self.low <= number <= self.high:
+                bounds = f"a number from {self.low:g} to {self.high:g}"
+                raise _make_error(file, self.name, cell, bounds)
+            numbers.append(number)
+        return np.array(numbers, dtype=np.float64)
 
 
 Column: TypeAlias = Choice | Number
@@ -293,22 +280,25 @@ def parse_ipums(content: bytes, *, file: str, rows: int = IPUMS_ROWS) -> tuple[F
     return squashed.astype(np.float32), labels.astype(np.uint8)
 
 
-def decode_acs(read: Read) -> Raw:
-    """Decode both years of the national excerpt; the plan takes test rows from them."""
-    x, y = _join_files(parse_acs, read, ["national2018.csv", "national2019.csv"])
-    return x, y, x[:0], y[:0]
-
-
-def decode_adult(read: Read) -> Raw:
-    """Decode `adult.data`, and `adult.test` as the test set."""
-    parts = (parse_adult(read(name), file=name) for name in ("adult.data", "adult.test"))
-    return sum(parts, ())  # type: ignore[return-value]  # of two pairs
-
-
-def decode_ipums(read: Read) -> Raw:
-    """Decode the authors' one file; the plan takes test rows from it."""
-    x, y = parse_ipums(read(IPUMS_FILE), file=IPUMS_FILE)
-    return x, y, x[:0], y[:0]
+def decode(name: str, read: Read) -> Raw:
+    """Decode the files of a dataset; `read` returns the content of one."""
+    match name:
+        case "mnist":
+            return _decode_mnist(read, "train"), _decode_mnist(read, "t10k")
+        case "cifar10":
+            batches = [f"data_batch_{i}.bin" for i in range(1, 6)]
+            train = _decode_files(parse_cifar10, read, batches)
+            return train, _decode_files(parse_cifar10, read, ["test_batch.bin"])
+        case "acs":
+            files = ["national2018.csv", "national2019.csv"]
+            return _decode_files(parse_acs, read, files), None
+        case "adult":
+            train, test = (
+                _decode_files(parse_adult, read, [f"adult.{part}"]) for part in ("data", "test")
+            )
+            return train, test
+        case _:
+            return _decode_files(parse_ipums, read, [IPUMS_FILE]), None
 
 
 def _decode_text(content: bytes, file: str) -> str:
@@ -374,12 +364,11 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Published:
-    """Where the files of a dataset come from, their digests, and how they are decoded."""
+    """Where the files of a dataset come from, and their digests."""
 
     folder: str
     files: Mapping[str, str]  # name → SHA-256, or "git:" and the id of the blob
     mirrors: Sequence[str]  # addresses that end in "/", tried in order; empty: no download
-    decode: Callable[[Read], Raw]
     archive: Sequence[str] | None = None  # name and SHA-256, when the mirrors hold one archive
 
 
@@ -404,12 +393,14 @@ def load(name: str) -> Arrays:
     """
     dataset = _find_dataset(name)
     if dataset.published is None:
-        raw = _read_digits()
+        content = resources.files("sottovoce.data").joinpath("digits.npz").read_bytes()
+        with np.load(io.BytesIO(content)) as stored:
+            train, test = (stored["x"], stored["y"]), None
     else:
-        folder = find(name)
-        files = dataset.published.files
-        raw = dataset.published.decode(lambda file: _read_checked(folder / file, files[file]))
-    train_x, train_y, test_x, test_y = raw
+        folder, files = find(name), dataset.published.files
+        train, test = decode(name, lambda file: _read_checked(folder / file, files[file]))
+    train_x, train_y = train
+    test_x, test_y = test or (train_x[:0], train_y[:0])
     return Arrays(
         train_x=_scale(train_x, dataset.white),
         train_y=train_y.astype(np.int32),
@@ -422,9 +413,18 @@ def load(name: str) -> Arrays:
 
 def find(name: str) -> Path:
     """Return the folder of the files: under $SOTTOVOCE_DATA if set, else the cache, filled now."""
-    published = _find_dataset(name).published
-    given = None if published is None else _find_given_folder(name, published)
-    return given or fetch(name)
+    published, given = _find_dataset(name).published, os.environ.get(ENVIRONMENT)
+    if published is None or not given:
+        return fetch(name)
+    folder = Path(given) / published.folder
+    missing = [file for file in published.files if not (folder / file).is_file()]
+    if missing:
+        remedy = f", or unset {ENVIRONMENT} to download them" if published.mirrors else ""
+        raise DataError(
+            f"{name} must be in ${ENVIRONMENT}/{published.folder}/, but {folder} has no "
+            f"{', '.join(missing)}; put the files there{remedy}"
+        )
+    return folder
 
 
 def fetch(name: str, *, base_urls: Sequence[str] | None = None, cache: Path | None = None) -> Path:
@@ -475,29 +475,6 @@ def _find_dataset(name: str) -> Dataset:
 
 def _scale(x: Bytes | Features, white: int | None) -> NDArray[np.float32]:
     return np.divide(x, np.float32(white or 1), dtype=np.float32)
-
-
-def _read_digits() -> Raw:
-    content = resources.files("sottovoce.data").joinpath("digits.npz").read_bytes()
-    with np.load(io.BytesIO(content)) as stored:
-        x, y = stored["x"], stored["y"]
-    return x, y, x[:0], y[:0]
-
-
-def _find_given_folder(name: str, published: Published) -> Path | None:
-    """Return the folder under $SOTTOVOCE_DATA, or None if that is not set (or empty)."""
-    given = os.environ.get(ENVIRONMENT)
-    if not given:
-        return None
-    folder = Path(given) / published.folder
-    missing = [file for file in published.files if not (folder / file).is_file()]
-    if missing:
-        remedy = f", or unset {ENVIRONMENT} to download them" if published.mirrors else ""
-        raise DataError(
-            f"{name} must be in ${ENVIRONMENT}/{published.folder}/, but {folder} has no "
-            f"{', '.join(missing)}; put the files there{remedy}"
-        )
-    return folder
 
 
 def _read_checked(path: Path, known: str) -> bytes:
@@ -592,22 +569,13 @@ def _write(path: Path, content: bytes) -> None:
     Path(file.name).replace(path)
 
 
-_DECODERS: Mapping[str, Callable[[Read], Raw]] = {
-    "mnist": decode_mnist,
-    "cifar10": decode_cifar10,
-    "acs": decode_acs,
-    "adult": decode_adult,
-    "ipums": decode_ipums,
-}
-
-
 def _load_datasets() -> dict[str, Dataset]:
     """Load `datasets.toml`, which says what each dataset is and where its files come from."""
     text = resources.files("sottovoce.data").joinpath("datasets.toml").read_text("utf-8")
     found = {}
     for name, table in tomllib.loads(text).items():
         if (published := table.pop("published", None)) is not None:
-            published = Published(**published, decode=_DECODERS[name])
+            published = Published(**published)
         found[name] = Dataset(**table | {"shape": tuple(table["shape"])}, published=published)
     return found
 

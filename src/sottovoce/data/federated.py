@@ -195,7 +195,7 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Arrays from Python instead of a named dataset: one pair to be split, or one per client."""
+    """Arrays from Python or a file: one pair to be split, or one per client."""
 
     train: Pair | Sequence[Pair]
     validation: Pair | None = None
@@ -403,15 +403,15 @@ def deal_anew(held: Holdings, partition: Partition, rng: np.random.Generator) ->
     order = np.argsort(rows)
     y = held.train.y[order]
     labels = y if held.target is None else held.target.restore(y)
-    found = np.asarray(partition(labels.copy(), clients, rng))
+    owner = np.asarray(partition(labels.copy(), clients, rng))
     bound = f"{len(rows)} whole numbers from -1 to {clients - 1}, the client of each row"
-    if found.shape != (len(rows),) or found.dtype.kind not in "iu":
-        what = f"{found.dtype} of shape {found.shape}"
+    if owner.shape != (len(rows),) or owner.dtype.kind not in "iu":
+        what = f"{owner.dtype} of shape {owner.shape}"
         raise InputError.of("the answer of partition", what, bound, "return such an array")
-    if found.min() < -1 or found.max() >= clients:
-        worst = int(found.max() if found.max() >= clients else found.min())
+    if owner.min() < -1 or owner.max() >= clients:
+        worst = int(owner.max() if owner.max() >= clients else owner.min())
         raise InputError.of("the answer of partition", worst, bound, "number the clients from 0")
-    dealt = [order[found == i] for i in range(clients)]
+    dealt = [order[owner == i] for i in range(clients)]
     if not all(map(len, dealt)):
         empty = next(i for i, part in enumerate(dealt) if not len(part))
         raise InputError(f"partition leaves client {empty} (from 0) without a row; give it one")
@@ -514,7 +514,9 @@ def _deal_samples(
         first, whose = _number_persons(person)
         labels, dealt_to = labels[first], None if owner is None else owner[first]
     if dealt_to is None:
-        validation, test = (_count_rows(wanted, len(labels)) for wanted in sizes)
+        validation, test = (
+            size if isinstance(size, int) else max(1, round(size * len(labels))) for size in sizes
+        )
         dealt = _split_rows(plan, seed, labels, validation, test, own_test)
     else:
         rng = seeds.generator(seed, Purpose.SPLIT)
@@ -523,12 +525,24 @@ def _deal_samples(
         )
     if whose is not None:
         dealt = deal_persons(dealt, whose, owner)
-    held = _make_holdings(dealt, train, tested, shape, classes)
-    if whose is not None:
-        held = replace(held, person=whose[np.concatenate(dealt.clients)])
-    if owner is not None and dealt.test_from == "train":
-        held = replace(held, test_owner=owner[dealt.test])
-    return held if steering is None else replace(held, validation=steering)
+    every = np.concatenate(dealt.clients)
+    if is_stored(train.x):
+        rows = _make_samples(train.x.take_rows(every), cast(Stored, train.y).take_rows(every))
+    else:
+        rows = _take_rows(train, every)
+    from_train = dealt.test_from == "train"
+    return Holdings(
+        samples=np.array([len(ids) for ids in dealt.clients], dtype=np.int64),
+        train=rows,
+        validation=steering or _take_rows(train, dealt.validation),
+        test=_take_rows(train if tested is None or from_train else tested, dealt.test),
+        split=dealt,
+        shape=shape,
+        classes=classes.count,
+        class_names=classes.names,
+        person=None if whose is None else whose[every],
+        test_owner=owner[dealt.test] if owner is not None and from_train else None,
+    )
 
 
 def _number_persons(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -539,11 +553,6 @@ def _number_persons(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.in
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     return first[order], rank[person.reshape(-1)]
-
-
-def _count_rows(wanted: int | float, rows: int) -> int:
-    """Return a number of rows, at least one; a float is a fraction of all rows."""
-    return wanted if isinstance(wanted, int) else max(1, round(wanted * rows))
 
 
 def _deal_arrays(plan: Plan, data: Given, seed: int, prefix: str = "") -> Holdings:
@@ -803,27 +812,6 @@ def _split_rows(
         own_test=own_test,
     )
     return replace(dealt, validation=steering) if public else dealt
-
-
-def _make_holdings(
-    dealt: Split, train: Samples, own_test: Samples | None, shape: tuple[int, ...], classes: Classes
-) -> Holdings:
-    every = np.concatenate(dealt.clients)
-    if is_stored(train.x):
-        clients = _make_samples(train.x.take_rows(every), cast(Stored, train.y).take_rows(every))
-    else:
-        clients = _take_rows(train, every)
-    tested = train if dealt.test_from == "train" or own_test is None else own_test
-    return Holdings(
-        samples=np.array([len(ids) for ids in dealt.clients], dtype=np.int64),
-        train=clients,
-        validation=_take_rows(train, dealt.validation),
-        test=_take_rows(tested, dealt.test),
-        split=dealt,
-        shape=shape,
-        classes=classes.count,
-        class_names=classes.names,
-    )
 
 
 def is_pair(train: Any) -> bool:

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import textwrap
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -197,24 +198,18 @@ class Scan:
         """Refuse a column that does not exist, with a suggestion, or whose type is not usable."""
         name = self.path.name
         if column not in self.schema:
-            raise PlanError(
-                f"{key} {column[:60]!a} is no column of {name}; {self._suggest_column(column)}"
-            )
+            folded = {other.strip().casefold(): other for other in self.schema}
+            near = difflib.get_close_matches(column.strip().casefold(), folded, 1)
+            listed = ", ".join(f"{other[:30]!a}" for other in [*self.schema][:5])
+            hint = f"its columns are {listed}{', …' if len(self.schema) > 5 else ''}"
+            hint = f"did you mean {folded[near[0]][:60]!a}?" if near else hint
+            raise PlanError(f"{key} {column[:60]!a} is no column of {name}; {hint}")
         kind = self.schema[column]
         if kind.is_temporal() or kind.is_nested() or str(kind) in ("Binary", "Object"):
             raise PlanError(
                 f"{key} {column[:60]!a} of {name} holds {str(kind)[:40]}, which is neither number "
                 "nor text; save it as one of them or leave it out"
             )
-
-    def _suggest_column(self, column: str) -> str:
-        known = list(self.schema)
-        folded = {other.strip().casefold(): other for other in known}
-        near = difflib.get_close_matches(column.strip().casefold(), folded, 1)
-        if near:
-            return f"did you mean {folded[near[0]][:60]!a}?"
-        listed = ", ".join(f"{other[:30]!a}" for other in known[:5])
-        return f"its columns are {listed}{', …' if len(known) > 5 else ''}"
 
 
 def open_table(path: str | Path, key: str = "data.path") -> Scan:
@@ -350,7 +345,7 @@ def translate_errors(path: Path) -> Iterator[None]:
         why = str(error).strip().splitlines()[0] if str(error).strip() else "no reason is given"
         if path.suffix.lower() == ".csv" and (found := find_ragged_rows(path)).longer:
             raise DataError(
-                f"row {found.first_longer} of {path.name} has more than {found.cells} cells; "
+                f"row {found.longer[0]} of {path.name} has more than {found.cells} cells; "
                 "correct it (a text with a separator needs quotes)"
             ) from None
         kind = "Parquet" if path.suffix.lower() == ".parquet" else "CSV in UTF-8"
@@ -361,29 +356,26 @@ def translate_errors(path: Path) -> Iterator[None]:
 
 
 class RaggedRows(NamedTuple):
-    """Rows of a CSV with more or fewer cells than its header: how many, and the first from 1."""
+    """Rows of a CSV, from 1, with more or fewer cells than its header."""
 
     cells: int  # of the header
-    longer: int = 0
-    first_longer: int = 0
-    shorter: int = 0  # the cells that they lack are read as missing
-    first_shorter: int = 0
+    longer: array[int]
+    shorter: array[int]  # the cells that they lack are read as missing
 
 
 def find_ragged_rows(path: Path) -> RaggedRows:
     """Return which rows of a CSV have other cells than its header; empty lines are not counted."""
     with path.open("rb") as head:
         separator = _find_separator(head.read(LONGEST_HEADER))
-    found = {"longer": [0, 0], "shorter": [0, 0]}
+    longer, shorter = array("q"), array("q")
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         lines = csv.reader(file, delimiter=separator)
         wide = len(next(lines, []))
         with suppress(csv.Error):  # an open quote: polars says so
             for row, cells in enumerate(lines, start=1):
                 if cells and len(cells) != wide:
-                    counts = found["longer" if len(cells) > wide else "shorter"]
-                    counts[:] = counts[0] + 1, counts[1] or row
-    return RaggedRows(wide, *found["longer"], *found["shorter"])
+                    (longer if len(cells) > wide else shorter).append(row)
+    return RaggedRows(wide, longer, shorter)
 
 
 def _read_first_bytes(path: Path, key: str) -> bytes:
@@ -391,16 +383,13 @@ def _read_first_bytes(path: Path, key: str) -> bytes:
         with path.open("rb") as file:
             head = file.read(LONGEST_HEADER)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        from sottovoce.plan.base import explain_unreadable
+        from sottovoce.plan.base import explain_unreadable, quote_value
 
         why = explain_unreadable(path, error)
-    else:
-        if head:
-            return head
+        raise PlanError(f"{key} {quote_value(path)} cannot be read: {why}") from None
+    if not head:
         raise DataError(f"{path.name} is empty; name a table with a header and rows")
-    shown = ascii(str(path))
-    shown = shown if len(shown) <= 80 else f"{shown[:30]}...{shown[-47:]}"
-    raise PlanError(f"{key} {shown} cannot be read: {why}")
+    return head
 
 
 def _find_separator(head: bytes) -> str:
@@ -830,18 +819,18 @@ def make_layout(opened: Scan, source: Source) -> Layout:
         opened.require_column(column, "the column")
     if not (listed or lacking or source.text):
         raise PlanError(f"{file} has no column beside the label {label[:60]!a}; add features")
-    seen = {
+    summaries = {
         c: _ColumnSummary(c, file, number=c != label)
         for c in lacking + [label] * (not classes and source.target is None)
     }
-    for batch in opened.batches(list(seen)) if seen else ():
-        for column, found in seen.items():
-            found.add_batch(batch[column])
-    specs = {column: found.spec() for column, found in seen.items()}
+    for batch in opened.batches(list(summaries)) if summaries else ():
+        for column, summary in summaries.items():
+            summary.add_batch(batch[column])
+    specs = {column: summary.spec() for column, summary in summaries.items()}
     if source.target is not None:
-        return replace(declared, columns=listed | specs, inferred=tuple(seen))
+        return replace(declared, columns=listed | specs, inferred=tuple(summaries))
     classes = classes or specs.pop(label)
-    if label in seen and len(classes) > MOST_NUMBERS and _are_numbers(list(classes)):
+    if label in summaries and len(classes) > MOST_NUMBERS and _are_numbers(list(classes)):
         raise InputError.of(
             f"the label {label[:60]!a} of {file}",
             len(classes),
@@ -854,7 +843,7 @@ def make_layout(opened: Scan, source: Source) -> Layout:
             "there must be two or more to tell apart"
         )
     columns = listed | specs
-    return replace(declared, classes=tuple(classes), columns=columns, inferred=tuple(seen))
+    return replace(declared, classes=tuple(classes), columns=columns, inferred=tuple(summaries))
 
 
 class _ColumnSummary:
