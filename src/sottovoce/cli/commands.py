@@ -585,21 +585,22 @@ def predict(
     model = load(run)
     is_table = arrays is None and model.record.get("table") is not None
     rows = model.read_table(file) if is_table else read_samples(file) if arrays is None else arrays
-    found = model.predict_proba(rows) if proba else None
+    shares = model.predict_proba(rows).tolist() if proba else None
     labels = model.predict(rows, threshold).tolist()
-    answer = labels if model.classes is None else [model.classes[label] for label in labels]
-    if found is None:
-        click.echo(json.dumps({"predictions": answer}) if as_json else "\n".join(map(str, answer)))
+    answers = labels if model.classes is None else [model.classes[label] for label in labels]
+    if shares is None:
+        shown = json.dumps({"predictions": answers}) if as_json else "\n".join(map(str, answers))
+        click.echo(shown)
         return
-    names = model.classes or tuple(map(str, range(found.shape[1])))
+    names = model.classes or tuple(map(str, range(model.record["model"]["classes"])))
     if as_json:
-        shown = {"predictions": answer, "classes": names, "probabilities": found.tolist()}
-        click.echo(json.dumps(shown))
+        columns = {"predictions": answers, "classes": names, "probabilities": shares}
+        click.echo(json.dumps(columns))
         return
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(("prediction", *names))
-    for said, row in zip(answer, found.tolist(), strict=True):
-        writer.writerow((said, *(f"{p:.6g}" for p in row)))
+    for answer, row in zip(answers, shares, strict=True):
+        writer.writerow((answer, *(f"{p:.6g}" for p in row)))
 
 
 @app.command()

@@ -599,37 +599,34 @@ def _draw_curves(run: CheckedRun) -> list[tuple[str, str, str]]:
     result, names = run.record.result, run.record.class_names
     if "curves" not in result:
         return []
-    curves = result["curves"]
-    of, drawn = "the most likely class", []
+    curves, subject = result["curves"], "the most likely class"
+    lines: Mapping[str, Any] = {}
     if "positive" in curves:
         k = curves["positive"]
-        of = f"“{names[k]}”" if k < len(names) else f"class {k}"
-        roc, pr = curves["roc"], curves["pr"]
-        share = _to_float(result["metrics"]["auprc"]["baseline"])
-        drawn = [
-            ("ROC curve", f"How much of {of} is found, by threshold.",
-             charts.draw_roc({"model": roc})),
-            ("Precision and recall", f"Of those called {of}, the share that is.",
-             charts.draw_precision({"model": pr}, share)),
-        ]  # fmt: skip
+        subject = f"“{names[k]}”" if k < len(names) else f"class {k}"
+        lines, title = {"model": curves}, "ROC curve"
+        roc_caption = f"How much of {subject} is found, by threshold."
+        pr_caption = f"Of those called {subject}, the share that is."
     elif by_class := curves.get("by_class"):
-        known = dict(enumerate(names))
-        titles = [known.get(c["positive"], f"class {c['positive']}") for c in by_class]
-        share = _to_float(result["metrics"]["auprc"]["baseline"])
+        named = dict(enumerate(names))
+        lines = {named.get(c["positive"], f"class {c['positive']}"): c for c in by_class}
         rarest = "" if len(by_class) == len(names) else f"the rarest {len(by_class)}, "
-        each = f"({rarest}each against all others)"
-        found = {title: curve["roc"] for title, curve in zip(titles, by_class, strict=True)}
-        precise = {title: curve["pr"] for title, curve in zip(titles, by_class, strict=True)}
-        drawn = [
-            ("ROC curves", f"How much of a class is found {each}.", charts.draw_roc(found)),
-            ("Precision and recall",
-             f"Of those called a class, the share that is {each}; dashed: the mean of a constant "
-             "answer, which has the share of the class.", charts.draw_precision(precise, share)),
-        ]  # fmt: skip
+        title, versus = "ROC curves", f"({rarest}each against all others)"
+        roc_caption = f"How much of a class is found {versus}."
+        pr_caption = (
+            f"Of those called a class, the share that is {versus}; dashed: the mean of a constant "
+            "answer, which has the share of the class."
+        )
+    drawn = []
+    if lines:
+        share = _to_float(result["metrics"]["auprc"]["baseline"])
+        roc = charts.draw_roc({name: curve["roc"] for name, curve in lines.items()})
+        pr = charts.draw_precision({name: curve["pr"] for name, curve in lines.items()}, share)
+        drawn = [(title, roc_caption, roc), ("Precision and recall", pr_caption, pr)]
     how = "as the scores give them: too few validation rows of a class to calibrate"
     if "calibration" in result:
         how = f"calibrated on {format_count(result['calibration']['rows'], 'validation row')}"
-    caption = f"Probabilities of {of} against what came true; {how}."
+    caption = f"Probabilities of {subject} against what came true; {how}."
     return [*drawn, ("Reliability", caption, charts.draw_reliability(curves["reliability"]))]
 
 

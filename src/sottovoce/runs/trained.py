@@ -107,8 +107,8 @@ class Trained:
     @property
     def metrics(self) -> dict[str, float | None]:
         """Every metric on the test rows by name; None where it is not known."""
-        found = self.record["result"].get("metrics", {})
-        return {name: entry["value"] for name, entry in found.items()}
+        entries = self.record["result"].get("metrics", {})
+        return {name: entry["value"] for name, entry in entries.items()}
 
     @property
     def accuracy(self) -> float:
