@@ -57,6 +57,13 @@ def test_train_shows_rounds_result_guarantee_and_files(finished):
     }  # fmt: skip
 
 
+def test_without_validation_rows_the_rounds_are_said_to_be_of_test_rows(tmp_path):
+    words = ("data.validation=0", "rounds.schedule=fixed", "rounds.rounds=1")
+    settings = (word for setting in words for word in ("--set", setting))
+    done = sottovoce("train", *settings, "--quiet", "--out", tmp_path / "run")
+    assert "in the rounds, on test rows, too: the newest iterate" in done.stdout
+
+
 def test_what_no_client_would_take_part_in_is_not_called_a_forecast_of_a_deployment():
     assert _describe_run(Plan()) == SIMULATED
     assert _describe_run(Plan(noise="secure")) == SECURE

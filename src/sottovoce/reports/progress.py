@@ -123,7 +123,8 @@ def summarize_run(record: dict[str, Any], folder: Path, page: Path) -> str:
     lines.append(f"test loss {loss}   {result['rounds_used']} rounds of at most {first}{fuel}")
     found = re.search("(?<=the model is ).*|of all rounds the best.*", result.get("finish", ""))
     model = found[0] if found else "the newest iterate"
-    lines.append(f"on test rows: {model}; in the rounds, on validation rows: the newest iterate")
+    steering = "validation rows" if record["plan"]["data"]["validation"] else "test rows, too"
+    lines.append(f"on test rows: {model}; in the rounds, on {steering}: the newest iterate")
     if (found := result.get("forecast")) is not None:
         lines.append(f"forecast: T = {found['rounds']}, steps × {found['step']:g}")
     checked = read_run(folder) if (folder / "trace.npz").exists() else CheckedRun.of(record)
