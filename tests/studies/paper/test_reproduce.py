@@ -328,7 +328,7 @@ def test_the_page_of_the_results_claims_what_holds():
     """Of the results that are kept: every ε that is said to hold, and no smaller one."""
     found = reproduce.load_finished(ROOT / "results")
     one = next(one for one in found if one.figure.name == "fig8")
-    table = one.tables["printed"]
+    table = one.result.tables["printed"]
     panel = table.axis("panel")[0]
     true = [table.points[panel, "udp", x].epsilon for x in table.axis("x")]
     told = re.search(r"all clients in every round: (.*?)\.( |$)", page.describe_promise(found))[1]

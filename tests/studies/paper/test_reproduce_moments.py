@@ -8,10 +8,10 @@ import pytest
 from scipy.special import logsumexp
 
 from sottovoce.studies.paper.reproduce import (
-    certain_break,
-    first_break,
-    log_moment,
-    log_paper_bound,
+    compute_certain_break,
+    compute_log_bound,
+    compute_log_moment,
+    find_first_break,
 )
 
 CASES = [(0.9, 0.25), (0.1, 0.25), (0.5, 1.0), (0.02, 2.0), (0.99, 0.5), (1.0, 0.7), (0.3, 0.05)]
@@ -41,7 +41,7 @@ def test_both_directions_against_numerical_integration(q, x, order):
         ends = [-order * x - 14, -order * x, 0, order * x, (order + 1) * x + 14]
         forth = mp.quad(lambda z: mp.npdf(z) * mixture(z) ** (order + 1), ends)
         back = mp.quad(lambda z: mp.npdf(z) * mixture(z) ** -order, ends)
-    assert float(log_moment(order, sampling=q, ratio=x)) == pytest.approx(
+    assert float(compute_log_moment(order, sampling=q, ratio=x)) == pytest.approx(
         float(mp.log(forth)), rel=1e-9, abs=1e-13
     )
     assert float(log_reverse_moment(order, sampling=q, ratio=x)) == pytest.approx(
@@ -54,7 +54,7 @@ def test_lemma_1_in_every_case_tried():
     for _ in range(400):
         q, x = rng.uniform(0.001, 1), 10 ** rng.uniform(-2, 0.7)
         order = int(rng.integers(1, 60))
-        forth = float(log_moment(order, sampling=q, ratio=x))
+        forth = float(compute_log_moment(order, sampling=q, ratio=x))
         back = float(log_reverse_moment(order, sampling=q, ratio=x))
         assert forth >= back - 1e-11 * max(1, abs(back)), (q, x, order)
 
@@ -63,12 +63,12 @@ def test_the_bound_breaks_once_and_where_theory_says():
     rng = np.random.default_rng(8)
     for _ in range(60):
         q, x = rng.uniform(0.02, 0.97), 10 ** rng.uniform(-0.7, 0.3)
-        end = certain_break(sampling=q, ratio=x)
+        end = compute_certain_break(sampling=q, ratio=x)
         orders = np.arange(1, int(end) + 3)
-        true = log_moment(orders, sampling=q, ratio=x)
-        bound = log_paper_bound(orders, sampling=q, ratio=x)
+        true = compute_log_moment(orders, sampling=q, ratio=x)
+        bound = compute_log_bound(orders, sampling=q, ratio=x)
         broken = true > bound
-        found = first_break(sampling=q, ratio=x)
+        found = find_first_break(sampling=q, ratio=x)
         assert found == orders[np.argmax(broken)]
         assert np.all(broken[found - 1 :])
         assert np.all(broken[orders > end])
@@ -79,12 +79,12 @@ def test_the_bound_breaks_once_and_where_theory_says():
 def test_without_sampling_the_bound_is_an_equality():
     orders = np.arange(1, 101)
     np.testing.assert_allclose(
-        log_moment(orders, sampling=1.0, ratio=0.3),
-        log_paper_bound(orders, sampling=1.0, ratio=0.3),
+        compute_log_moment(orders, sampling=1.0, ratio=0.3),
+        compute_log_bound(orders, sampling=1.0, ratio=0.3),
         rtol=1e-12,
     )
-    assert first_break(sampling=1.0, ratio=0.3) is None
-    assert certain_break(sampling=1.0, ratio=0.3) == np.inf
+    assert find_first_break(sampling=1.0, ratio=0.3) is None
+    assert compute_certain_break(sampling=1.0, ratio=0.3) == np.inf
 
 
 def test_the_reverse_moment_far_from_zero():

@@ -28,6 +28,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -82,16 +83,23 @@ class PointTable:
         at = AXES.index(name)
         return list(dict.fromkeys(p[at] for p in self.points if REFERENCE not in p))
 
+    def read_curve(self, measure: str, combo: Mapping[str, Any], axis: str = "x") -> Floats:
+        """Return values[place, seed] along an axis, at a value of each other axis."""
+        places = [_find_place({**combo, axis: value}) for value in self.axis(axis)]
+        return np.stack([self.points[place].values[measure] for place in places])
 
-def build_tables(figure: Figure, cells: list[dict[str, Any]]) -> dict[str, PointTable]:
-    """Return a table of points for every variant, from the cells of a figure's file."""
-    searches: dict[str, dict[Place, list[dict[str, Any]]]] = {}
-    for cell in cells:
-        searches.setdefault(cell["variant"], {}).setdefault(_place(cell), []).append(cell)
-    return {
-        variant: PointTable(figure, variant, {at: _choose_point(cells) for at, cells in by.items()})
-        for variant, by in searches.items()
-    }
+    def name_place(self, combo: Mapping[str, Any]) -> str:
+        """Return the value of each axis in words; axes of one value are left out."""
+        named = [
+            format_label(self.figure, axis, combo[axis])
+            for axis in AXES
+            if combo.get(axis) is not None and len(self.axis(axis)) > 1
+        ]
+        return ", ".join(named)
+
+
+def _find_place(values: Mapping[str, Any]) -> Place:
+    return values.get("panel"), values.get("line"), values.get("x")
 
 
 def _choose_point(cells: list[dict[str, Any]]) -> Point:
@@ -224,6 +232,19 @@ class Result:
             "plan": self.plan,
         }
         return store.format_results(head, {"cells": self.cells, "moments": self.moments})
+
+    @cached_property
+    def tables(self) -> dict[str, PointTable]:
+        """A table of points for every variant."""
+        searches: dict[str, dict[Place, list[dict[str, Any]]]] = {}
+        for cell in self.cells:
+            searches.setdefault(cell["variant"], {}).setdefault(_find_place(cell), []).append(cell)
+        return {
+            variant: PointTable(
+                self.figure, variant, {place: _choose_point(group) for place, group in by.items()}
+            )
+            for variant, by in searches.items()
+        }
 
     def save(self, folder: Path) -> None:
         """Write NAME.json, whole or not at all."""
@@ -367,7 +388,6 @@ class Judged:
 
     figure: Figure
     result: Result
-    tables: dict[str, PointTable]
     verdicts: list[tuple[Claim, dict[str, Verdict]]]
 
 
@@ -389,15 +409,14 @@ def judge_figure(content: dict[str, Any]) -> Judged:
     figure = definition.parse_figure(content["definition"], content["figure"])
     keys = ("quick", "cells", "plan", "made", "command", "moments")
     result = Result(figure, **{key: content[key] for key in keys})
-    by_variant = build_tables(figure, result.cells)
     verdicts: list[tuple[Claim, dict[str, Verdict]]] = []
     for claim in figure.claims:
         if figure.kind == "moments":
             verdicts.append((claim, {"printed": check_moments(result.moments)}))
             continue
-        tables = {v: table for v, table in by_variant.items() if v in claim.variants}
+        tables = {v: table for v, table in result.tables.items() if v in claim.variants}
         verdicts.append((claim, {v: check(claim, table) for v, table in tables.items()}))
-    return Judged(figure, result, by_variant, verdicts)
+    return Judged(figure, result, verdicts)
 
 
 def format_verdict(verdict: Verdict | None) -> str:
@@ -425,26 +444,26 @@ def _format_signed(value: float) -> str:
     return (f"{value:.0f}" if 10 <= abs(value) < 1e6 else f"{value:.2g}").replace("-", "−")
 
 
-def list_claims(found: Iterable[Judged]) -> list[tuple[str, str, str, str, bool]]:
+def list_claims(all_judged: Iterable[Judged]) -> list[tuple[str, str, str, str, bool]]:
     """Return a row for each claim: words, figure, printed, corrected, and whether it is ours."""
     return [
         (
             claim.words,
-            one.figure.paper if one.figure.paper != "ours" else one.figure.name,
+            judged.figure.paper if judged.figure.paper != "ours" else judged.figure.name,
             format_verdict(verdicts.get("printed")),
             format_verdict(verdicts.get("corrected")),
             claim.ours,
         )
-        for one in found
-        for claim, verdicts in one.verdicts
+        for judged in all_judged
+        for claim, verdicts in judged.verdicts
     ]
 
 
-def format_markdown(found: Iterable[Judged]) -> str:
+def format_markdown(all_judged: Iterable[Judged]) -> str:
     """Return the table of claims in Markdown."""
     rows = [
         [words + (" *(ours)*" if ours else ""), *cells]
-        for words, *cells, ours in list_claims(found)
+        for words, *cells, ours in list_claims(all_judged)
     ]
     return format_table(["claim", "figure", "as printed", "corrected"], rows).rstrip()
 
@@ -571,60 +590,46 @@ def _combine_axes(claim: Claim, table: PointTable, free: tuple[str, ...]) -> lis
     return [dict(zip(values, combo, strict=True)) for combo in product(*values.values())]
 
 
-def _place(combo: Mapping[str, Any]) -> Place:
-    return combo.get("panel"), combo.get("line"), combo.get("x")
+def _list_curves(
+    claim: Claim, table: PointTable, measure: str, axis: str = "x"
+) -> dict[str, Floats]:
+    """Return values[place, seed] along an axis for each combination of the others, by its name."""
+    combos = _combine_axes(claim, table, (axis,))
+    return {table.name_place(c): table.read_curve(measure, c, axis) for c in combos}
 
 
-def _curve(table: PointTable, measure: str, combo: Mapping[str, Any], axis: str = "x") -> Floats:
-    """Return values[place, seed] along an axis."""
-    places = [_place({**combo, axis: value}) for value in table.axis(axis)]
-    return np.stack([table.points[place].values[measure] for place in places])
-
-
-def _at(table: PointTable, combo: Mapping[str, Any]) -> str:
-    """Return the place in words; axes of one value are left out."""
-    named = [
-        format_label(table.figure, axis, combo[axis])
-        for axis in AXES
-        if combo.get(axis) is not None and len(table.axis(axis)) > 1
-    ]
-    return ", ".join(named)
-
-
-def _differences(claim: Claim, table: PointTable) -> list[tuple[str, Floats, Floats]]:
+def _pair_ends(claim: Claim, table: PointTable) -> list[tuple[str, Floats, Floats]]:
     """Return the places where `first` and `than` can be compared, with the values of both."""
     free = tuple(claim.first.keys() | claim.than.keys())
     rows = []
     for combo in _combine_axes(claim, table, free):
         first, than = (
-            table.points.get(_place({**combo, **end})) for end in (claim.first, claim.than)
+            table.points.get(_find_place({**combo, **end})) for end in (claim.first, claim.than)
         )
         if first is not None and than is not None:
             pair = first.values[claim.measure], than.values[claim.measure]
-            rows.append((_at(table, combo), *pair))
+            rows.append((table.name_place(combo), *pair))
     return rows
 
 
 def _higher(claim: Claim, table: PointTable) -> Points:
-    return {at: first - than for at, first, than in _differences(claim, table)}
+    return {at: first - than for at, first, than in _pair_ends(claim, table)}
 
 
 def _close(claim: Claim, table: PointTable) -> Points:
-    rows = _differences(claim, table)
+    rows = _pair_ends(claim, table)
     return {at: claim.within - (first - than) / than for at, first, than in rows}
 
 
 def _convex(claim: Claim, table: PointTable) -> tuple[Points, list[Floats]]:
     points, guards = {}, []
     x = np.array(table.axis("x"), dtype=np.float64)
-    for combo in _combine_axes(claim, table, ("x",)):
-        curve = _curve(table, "loss", combo)
-        share = ((x - x[0]) / (x[-1] - x[0]))[1:-1, None]
+    share = ((x - x[0]) / (x[-1] - x[0]))[1:-1, None]
+    fraction = ((x[1:-1] - x[:-2]) / (x[2:] - x[:-2]))[:, None]
+    for place, curve in _list_curves(claim, table, "loss").items():
         chord = curve[0] * (1 - share) + curve[-1] * share
-        points[_at(table, combo)] = np.mean(chord - curve[1:-1], axis=0)
-        for i in range(1, len(x) - 1):
-            fraction = (x[i] - x[i - 1]) / (x[i + 1] - x[i - 1])
-            guards.append(curve[i - 1] * (1 - fraction) + curve[i + 1] * fraction - curve[i])
+        points[place] = np.mean(chord - curve[1:-1], axis=0)
+        guards += list(curve[:-2] * (1 - fraction) + curve[2:] * fraction - curve[1:-1])
     return points, guards
 
 
@@ -632,18 +637,18 @@ def _rises(claim: Claim, table: PointTable) -> Points:
     axis = claim.along
     at = np.array(table.axis(axis), dtype=np.float64)
     if claim.measure != "best":
-        rows = _combine_axes(claim, table, (axis,))
-        return {_at(table, c): _slope(at, _curve(table, claim.measure, c, axis)) for c in rows}
+        by_place = _list_curves(claim, table, claim.measure, axis)
+        return {place: _fit_slopes(at, curve) for place, curve in by_place.items()}
     # T spans decades: its logarithm, so that no single budget decides.
     logs, points = np.log(np.array(table.axis("x"), dtype=np.float64)), {}
     for combo in _combine_axes(claim, table, (axis, "x")):
-        curves = [_curve(table, "loss", {**combo, axis: value}) for value in table.axis(axis)]
+        curves = [table.read_curve("loss", {**combo, axis: value}) for value in table.axis(axis)]
         best = np.stack([logs[np.argmin(curve, axis=0)] for curve in curves])  # for every seed
-        points[_at(table, combo)] = _slope(at, best)
+        points[table.name_place(combo)] = _fit_slopes(at, best)
     return points
 
 
-def _slope(at: Floats, values: Floats) -> Floats:
+def _fit_slopes(at: Floats, values: Floats) -> Floats:
     """Return the least-squares slope of values[place, seed] along `at`, one for each seed.
 
     A slope within rounding of 0 is 0: five equal rounding errors would pass for evidence.
@@ -661,10 +666,10 @@ def _reverse(check: Check) -> Check:
 
 def _is_best(claim: Claim, table: PointTable) -> Points:
     rows = _combine_axes(claim, table, ("x",))
-    rows = [combo for combo in rows if _place({**combo, "x": claim.at}) in table.points]
+    rows = [combo for combo in rows if _find_place({**combo, "x": claim.at}) in table.points]
     if not rows:
         return {}
-    curves = [_curve(table, claim.measure, combo) for combo in rows]
+    curves = [table.read_curve(claim.measure, combo) for combo in rows]
     best = table.axis("x").index(claim.at)
     return {
         f"against {x:g}": np.mean([curve[i] - curve[best] for curve in curves], axis=0)
@@ -677,16 +682,17 @@ def _nearer(claim: Claim, table: PointTable) -> Points:
     points = {}
     x = np.array(table.axis("x"), dtype=np.float64)
     for combo in _combine_axes(claim, table, ("x",)):
-        best = table.points[_place({**combo, "x": REFERENCE})].chosen
+        best = table.points[_find_place({**combo, "x": REFERENCE})].chosen
         distance = np.abs(x - float(best or 0))
         if np.ptp(distance) > 0:
-            points[_at(table, combo)] = _slope(distance, _curve(table, "loss", combo))
+            curve = table.read_curve("loss", combo)
+            points[table.name_place(combo)] = _fit_slopes(distance, curve)
     return points
 
 
 def _overdrawn(claim: Claim, table: PointTable) -> Points:
     return {
-        _at(table, combo): [table.points[_place(combo)].epsilon - float(combo["x"])]
+        table.name_place(combo): [table.points[_find_place(combo)].epsilon - float(combo["x"])]
         for combo in _combine_axes(claim, table, ())
     }
 

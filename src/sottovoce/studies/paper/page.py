@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from sottovoce.studies.paper.definition import Figure, load_methods, load_settin
 from sottovoce.studies.paper.outcomes import (
     Judged,
     PointTable,
+    Result,
     compute_interval,
     format_label,
     format_verdict,
@@ -36,9 +37,9 @@ _VARIANTS = {"printed": "as printed", "corrected": "corrected"}
 _WORDS = ("holds", "contradicted", "undecided")
 
 
-def render_figures(found: Sequence[Judged]) -> str:
+def render_figures(all_judged: Sequence[Judged]) -> str:
     """Return the page of all figures."""
-    headline = describe_tally(found)
+    headline = describe_tally(all_judged)
     banner = (
         "A quick run: small federations, two seeds. It shows that everything works, and proves "
         "nothing about the paper."
@@ -47,28 +48,28 @@ def render_figures(found: Sequence[Judged]) -> str:
         "paper.html.j2",
         title=headline,
         headline=headline,
-        banner=banner if any(judged.result.quick for judged in found) else "",
+        banner=banner if any(judged.result.quick for judged in all_judged) else "",
         version=__version__,
-        corrected=_count_words(found, "corrected"),
-        own_claims=_count_words(found, *_VARIANTS, ours=True),
-        promise=describe_promise(found),
-        broken_orders=_find_broken_orders(found),
+        corrected=_count_words(all_judged, "corrected"),
+        own_claims=_count_words(all_judged, *_VARIANTS, ours=True),
+        promise=describe_promise(all_judged),
+        broken_orders=_find_broken_orders(all_judged),
         # The paper's claims first, then ours.
         claims=[
             [(words, ours), *cells]
-            for words, *cells, ours in sorted(list_claims(found), key=lambda row: row[-1])
+            for words, *cells, ours in sorted(list_claims(all_judged), key=lambda row: row[-1])
         ],
         words=_WORDS,
         variants=_VARIANTS,
         format_verdict=format_verdict,
         signed=_format_signed,
-        figures=[_describe_figure(judged) for judged in found],
+        figures=[_describe_figure(judged) for judged in all_judged],
     )
 
 
-def describe_tally(found: Sequence[Judged]) -> str:
+def describe_tally(all_judged: Sequence[Judged]) -> str:
     """Return how many of the paper's claims hold as printed, in one sentence."""
-    printed = _count_words(found, "printed")
+    printed = _count_words(all_judged, "printed")
     if not printed["total"]:
         return "The figures that are ours."
     return (
@@ -77,11 +78,13 @@ def describe_tally(found: Sequence[Judged]) -> str:
     )
 
 
-def _count_words(found: Sequence[Judged], *variants: str, ours: bool = False) -> dict[str, int]:
+def _count_words(
+    all_judged: Sequence[Judged], *variants: str, ours: bool = False
+) -> dict[str, int]:
     """Count the verdicts on the paper's claims, or on ours, in these variants."""
     words: list[str] = [
         verdict.word
-        for judged in found
+        for judged in all_judged
         for claim, verdicts in judged.verdicts
         for variant, verdict in verdicts.items()
         if variant in variants and claim.ours == ours
@@ -89,10 +92,10 @@ def _count_words(found: Sequence[Judged], *variants: str, ours: bool = False) ->
     return {word: words.count(word) for word in _WORDS} | {"total": len(words)}
 
 
-def describe_promise(found: Sequence[Judged]) -> str:
+def describe_promise(all_judged: Sequence[Judged]) -> str:
     """Return what the paper's noise guarantees for what it is asked; "" if no figure shows it."""
-    for judged in found:
-        table, axis = judged.tables.get("printed"), judged.figure.x
+    for judged in all_judged:
+        table, axis = judged.result.tables.get("printed"), judged.figure.x
         if table is None or axis is None or axis.key != "privacy.epsilon":
             continue
         panel, lines, xs = table.axis("panel")[0], table.axis("line"), table.axis("x")
@@ -116,9 +119,9 @@ def describe_promise(found: Sequence[Judged]) -> str:
     return ""
 
 
-def _find_broken_orders(found: Sequence[Judged]) -> list[str]:
+def _find_broken_orders(all_judged: Sequence[Judged]) -> list[str]:
     """Return the first λ of each panel of Fig. 2 at which the bound is below the true moment."""
-    panels = next((judged.result.moments for judged in found if judged.result.moments), [])
+    panels = next((judged.result.moments for judged in all_judged if judged.result.moments), [])
     orders = []
     for panel in panels:
         triples = zip(panel["order"], panel["bound"], panel["truth"], strict=True)
@@ -128,17 +131,17 @@ def _find_broken_orders(found: Sequence[Judged]) -> list[str]:
 
 def _describe_figure(judged: Judged) -> dict[str, Any]:
     """Return what the template shows of one figure."""
-    figure, both = judged.figure, len(judged.tables) > 1
-    pictures = enumerate(list_pictures(figure, judged.tables, judged.result.moments))
+    figure, tables = judged.figure, judged.result.tables
+    pictures, both = enumerate(list_pictures(judged.result)), len(tables) > 1
     # Figures of one panel are shown in both variants: they fit beside one another.
     panels = len(figure.panel.values) if figure.panel is not None else 1
     return {
         "judged": judged,
         "paper": figure.paper if figure.paper != "ours" else "",
-        "variants": [*((v, _VARIANTS[v]) for v in judged.tables), ("both", "both")] if both else [],
+        "variants": [*((v, _VARIANTS[v]) for v in tables), ("both", "both")] if both else [],
         "shown_first": "printed" if panels > 1 else "both",
         "pictures": [(p, draw_panel(p, f"{figure.name}-{i}")) for i, p in pictures],
-        "guarantees": [tabulate_guarantees(table) for table in judged.tables.values()],
+        "guarantees": [tabulate_guarantees(table) for table in tables.values()],
         "choices": _list_choices(judged),
         "files": _list_files(judged),
     }
@@ -193,7 +196,7 @@ def _list_choices(judged: Judged) -> list[str]:
             texts.append(f"Swept {axis.key}: {', '.join(f'{v:g}' for v in axis.values)}.")
     searched = Counter(
         point.chosen
-        for table in judged.tables.values()
+        for table in judged.result.tables.values()
         for point in table.points.values()
         if point.chosen is not None
     )
@@ -238,14 +241,13 @@ class Picture:
     raster: bool = False
 
 
-def list_pictures(
-    figure: Figure, tables: Mapping[str, PointTable], moments: list[dict[str, Any]]
-) -> list[Picture]:
+def list_pictures(result: Result) -> list[Picture]:
     """Return every panel of a figure, variant after variant."""
+    figure = result.figure
     if figure.kind == "moments":
-        return [_make_moment_picture(i, panel) for i, panel in enumerate(moments)]
+        return [_make_moment_picture(i, panel) for i, panel in enumerate(result.moments)]
     drawn = []
-    for variant, table in tables.items():
+    for variant, table in result.tables.items():
         if figure.kind == "prototypes":
             drawn += [_make_digits_picture(table, line) for line in table.axis("line")]
             continue

@@ -178,9 +178,11 @@ def compute_moments(what: Moments) -> list[dict[str, Any]]:
                 **panel,
                 "ratio": ratio,
                 "order": orders.tolist(),
-                "bound": _shorten(log_paper_bound(orders, sampling=q, ratio=ratio)),
-                "truth": _shorten(log_moment(orders, sampling=q, ratio=ratio)),
-                "breaks": {clip: first_break(sampling=q, ratio=x) for clip, x in ratios.items()},
+                "bound": _shorten(compute_log_bound(orders, sampling=q, ratio=ratio)),
+                "truth": _shorten(compute_log_moment(orders, sampling=q, ratio=ratio)),
+                "breaks": {
+                    clip: find_first_break(sampling=q, ratio=x) for clip, x in ratios.items()
+                },
             }
         )
     return panels
@@ -196,7 +198,7 @@ def _shorten(values: Any) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
-def log_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
+def compute_log_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
     """Return the log moment ln D₁₀(λ) of the sampled Gaussian, for one λ or an array of them.
 
     With ν₀ = N(0, σ²), ν₁ = (1−q)·N(0, σ²) + q·N(Δ, σ²) and x = Δ/σ the paper defines (eq. 7)
@@ -205,7 +207,7 @@ def log_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
 
     `sampling` is q, `ratio` is x.
 
-    >>> float(log_moment(1, sampling=0.5, ratio=1.0).round(6))
+    >>> float(compute_log_moment(1, sampling=0.5, ratio=1.0).round(6))
     0.357374
     """
     answers = []
@@ -221,25 +223,25 @@ def log_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
     return np.asarray(answers, dtype=np.float64).reshape(np.shape(order))
 
 
-def log_paper_bound(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
+def compute_log_bound(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
     """Return qλ(λ+1)x²/2, by which the paper bounds ln D₁₀ from above, eq. (15).
 
     It takes e^u − 1 ≈ u in the wrong direction: this is a bound only for small λ.
 
-    >>> float(log_paper_bound(1, sampling=0.5, ratio=1.0))
+    >>> float(compute_log_bound(1, sampling=0.5, ratio=1.0))
     0.5
     """
     lam = np.asarray(order, dtype=np.float64)
     return np.asarray(sampling * lam * (lam + 1) * ratio**2 / 2, dtype=np.float64)
 
 
-def certain_break(*, sampling: float, ratio: float) -> float:
+def compute_certain_break(*, sampling: float, ratio: float) -> float:
     """Return the λ beyond which the bound is certainly broken: λx²/2 > ln(1/q)/(1−q).
 
     Keeping only the last term of the sum, ln D₁₀ ≥ (λ+1)·(ln q + λx²/2), which exceeds
     qλ(λ+1)x²/2 exactly then. At q = 1 the bound is an equality and never breaks.
 
-    >>> round(certain_break(sampling=0.5, ratio=1.0), 6)
+    >>> round(compute_certain_break(sampling=0.5, ratio=1.0), 6)
     2.772589
     """
     if sampling == 1:
@@ -247,22 +249,22 @@ def certain_break(*, sampling: float, ratio: float) -> float:
     return float(-np.log(sampling) / (1 - sampling) * 2 / ratio**2)
 
 
-def first_break(*, sampling: float, ratio: float) -> int | None:
+def find_first_break(*, sampling: float, ratio: float) -> int | None:
     """Return the smallest integer λ ≥ 1 at which the paper's bound lies below the true moment.
 
     None at q = 1, where the two are equal.
 
-    >>> first_break(sampling=0.5, ratio=1.0)
+    >>> find_first_break(sampling=0.5, ratio=1.0)
     3
     """
-    if (end := certain_break(sampling=sampling, ratio=ratio)) == float("inf"):
+    if (end := compute_certain_break(sampling=sampling, ratio=ratio)) == float("inf"):
         return None
     # In every case that test_reproduce_moments.py tries it stays broken from there on: bisect.
     low, high = 0, int(end) + 1
     while high - low > 1:
         middle = (low + high) // 2
-        true = log_moment(middle, sampling=sampling, ratio=ratio)
-        broken = bool(true > log_paper_bound(middle, sampling=sampling, ratio=ratio))
+        true = compute_log_moment(middle, sampling=sampling, ratio=ratio)
+        broken = bool(true > compute_log_bound(middle, sampling=sampling, ratio=ratio))
         low, high = (low, middle) if broken else (middle, high)
     return high
 
@@ -372,9 +374,8 @@ def choose_figures(names: Sequence[str]) -> list[Figure]:
 
 def write_drawing(result: Result, folder: Path) -> None:
     """Write NAME.svg, the figure by itself for print."""
-    tables = outcomes.build_tables(result.figure, result.cells)
-    drawn = list_pictures(result.figure, tables, result.moments)
-    write_file(folder / f"{result.figure.name}.svg", draw_file(drawn).encode())
+    drawing = draw_file(list_pictures(result))
+    write_file(folder / f"{result.figure.name}.svg", drawing.encode())
 
 
 def write_page(folder: Path) -> Path:
@@ -386,12 +387,12 @@ def write_page(folder: Path) -> Path:
 
 def load_finished(folder: Path) -> list[Judged]:
     """Load and judge the figures of a folder; refuse a folder without any."""
-    found = judge_folder(folder)
-    if not found:
+    all_judged = judge_folder(folder)
+    if not all_judged:
         raise RunError(
             f"{folder} holds neither a run nor figures; sottovoce train and reproduce make them"
         )
-    return found
+    return all_judged
 
 
 def _open_folder(out: Path, quick: bool) -> Path:
