@@ -26,6 +26,7 @@ TILES = {
 }
 WIDE = Cnn((4, 4, 1), channels=65, classes=3)
 MODELS = [*TILES.values(), WIDE]
+LARGE = Cnn((28, 28, 2), channels=3, classes=3)  # a CPU filters its lines
 
 
 def draw(model, rows=6):
@@ -61,10 +62,11 @@ def test_the_order_of_the_tiles_is_undone(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS, ids=str)
+@pytest.mark.parametrize("model", [*MODELS, LARGE], ids=str)
 def test_scores_and_gradients_are_those_of_the_convolution(model):
     params, x, y = draw(model)
-    found = jax.jit(lambda p: cnn.compute_scores(model, cnn.arrange_tiles(model, p), x))(params)
+    assert isinstance(model.prepare(params), cnn.Filtered) == (model is LARGE)
+    found = jax.jit(lambda p: cnn.compute_scores(model, model.prepare(p), x))(params)
 
     @jax.jit  # else XLA compiles every operation by itself
     def convolve(p):
@@ -83,9 +85,35 @@ def test_scores_and_gradients_are_those_of_the_convolution(model):
 
 
 @pytest.mark.slow
+def test_filtered_lines_keep_the_promises_of_the_clip():
+    """Near the float64 sum by tiles, each row within C, and what must not count adds nothing."""
+    params, x, y = draw(LARGE, rows=9)
+    params["w"] *= 0.01  # so that every row has a long gradient
+    x = x.at[4, 5].set(np.nan).at[5].set(1e38).at[6, 7].set(3e38)
+    is_good = jnp.ones(9).at[4:7].set(0)
+    norms = clipping.gradient_norms(LARGE, params, x, y)
+    assert all(float(norm) > 0.7 for norm, good in zip(norms, is_good, strict=True) if good)
+    total = clipped_sum(LARGE, params, x, y, jnp.ones(9), 0.7)
+    without = clipped_sum(LARGE, params, x, y, is_good, 0.7)
+    jax.tree.map(np.testing.assert_array_equal, total, without)
+    each = jax.vmap(clipped_sum, in_axes=(None, None, None, None, 0, None))(
+        LARGE, params, x, y, jnp.eye(9), 0.7
+    )
+    squares = [np.square(leaf).reshape(9, -1).sum(axis=1) for leaf in jax.tree.leaves(each)]
+    lengths = np.sqrt(sum(squares))
+    np.testing.assert_allclose(lengths, 0.7 * is_good, rtol=1e-5)
+    with jax.enable_x64(True):  # by tiles
+        wide = [jax.tree.map(lambda leaf: jnp.asarray(leaf, "float64"), v) for v in (params, x)]
+        exact = clipped_sum(LARGE, *wide, y, is_good.astype("float64"), 0.7)
+        exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), exact)
+    for name, leaf in exact.items():
+        np.testing.assert_allclose(total[name], leaf, atol=1e-4 * length(exact))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_test_row_that_is_not_finite_is_told(bad):
-    model = TILES[2, 4]
+@pytest.mark.parametrize("model", [TILES[2, 4], LARGE], ids=str)
+def test_a_test_row_that_is_not_finite_is_told(bad, model):
     params, x, y = draw(model)
     loss, _ = evaluate(model, params, x.at[2, 5].set(bad), y)
     assert not math.isfinite(float(loss))
