@@ -16,6 +16,8 @@ seat until it is over, and the seats shrink when half of them are empty.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -31,6 +33,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data.federated import Samples
+from sottovoce.data.streaming import is_stored
+from sottovoce.errors import RunError
 from sottovoce.models import clipping
 from sottovoce.models.base import Inspected, JaxModel, Model, Params, flatten_parameters
 from sottovoce.privacy import seeds as seeding
@@ -401,9 +405,47 @@ def choose_mesh(federation: Federation) -> Mesh | None:
     # Several local steps go client by client, and the signal `raw` asks for all rows.
     alone = plan.local.steps > 1 or plan.server.signal == "raw" or plan.noise == "secure"
     alone = alone or federation.samples.sum() < LEAST_ROWS * devices.size
+    # A block that one host has read is on its own devices.
+    alone = alone or (jax.process_count() > 1 and is_stored(federation.held.train.x))
     if devices.size == 1 or alone or not isinstance(federation.model, JaxModel):
         return None
     return Mesh(devices, AXIS)
+
+
+def is_first_host() -> bool:
+    """Return whether this process writes: it is alone, or the first of `jax.distributed`."""
+    return jax.process_index() == 0
+
+
+def check_hosts(federation: Federation, seed: int) -> None:
+    """Refuse a run that the processes of several hosts do not play alike.
+
+    They would wait for each other's sums without end, or add up sums of different runs.
+    """
+    if jax.process_count() == 1:
+        return
+    from jax.experimental.multihost_utils import process_allgather
+
+    plan = federation.plan
+    if plan.noise == "secure":
+        raise RunError(
+            "noise = secure is drawn by one process, and jax.distributed has "
+            f"{jax.process_count()}; play the run without it"
+        )
+    parts = {
+        "plan": json.dumps(plan.to_dict(), sort_keys=True),
+        "seed": str(seed),
+        "data": federation.held.fingerprint(rows=True),
+    }
+    digests = [hashlib.sha256(text.encode()).digest() for text in parts.values()]
+    words = np.frombuffer(b"".join(digests), np.uint32).reshape(len(parts), -1)
+    is_same = np.all(process_allgather(words) == words, axis=(0, 2))
+    differing = [name for name, same in zip(parts, is_same, strict=True) if not same]
+    if differing:
+        raise RunError(
+            f"the processes of jax.distributed were given different values of "
+            f"{' and '.join(differing)}; start every process with the same plan, seed and data"
+        )
 
 
 def divide_rows(rows: StackedRows, mesh: Mesh) -> StackedRows:

@@ -90,7 +90,7 @@ class Callbacks:
 
     def follow(self, plan: Plan, folder: Path | None) -> None:
         """Make the trackers that are named by a word."""
-        for name in self.trackers:
+        for name in self.trackers if compiled.is_first_host() else []:
             tracker = Tracker(name, plan.to_dict(), folder)
             self.on_round.append(tracker.on_round)
             self.on_end.append(tracker.on_end)
@@ -194,7 +194,7 @@ def simulate(
     if data is None and (validation is not None or test is not None):
         raise InputError("validation and test are given together with data; pass data=(X, y) too")
     plan = adapt_plan(plan, given, model, parts)
-    folder = None if out is None else require_empty(Path(out))
+    folder = None if out is None or not compiled.is_first_host() else require_empty(Path(out))
     calls.follow(plan, folder)
     with Interrupts() as interrupts:
         run = start_run(build(plan, seed=seed, data=given, model=model, parts=parts), seed)
@@ -230,11 +230,12 @@ def resume(
     folder = Path(out)
     checkpoint.require_stopped(folder)
     given = None if data is None else Given(data, validation, test, person)
-    with Interrupts() as interrupts, hold_folder(folder):
+    written = folder if compiled.is_first_host() else None
+    with Interrupts() as interrupts, hold_folder(written):
         # Only now, after another process let go of the folder.
         state, arrays, header, memory = checkpoint.load(folder)
         plan, seed = Plan(**header["plan"]), int(header["seed"])
-        calls.follow(plan, folder)
+        calls.follow(plan, written)
         federation = build(plan, seed=seed, data=given, model=model, parts=parts)
         by_rows = not header["data"].startswith(NUMBERS)
         if federation.held.fingerprint(rows=by_rows) != header["data"]:
@@ -244,7 +245,7 @@ def resume(
             )
         federation.log_advice()
         run = BatchRun(federation, seed, (state, *stack_models(federation.model, arrays, memory)))
-        return play_run(run, calls, folder, interrupts, header.get("not_covered", ()))
+        return play_run(run, calls, written, interrupts, header.get("not_covered", ()))
 
 
 def play_run(
@@ -255,6 +256,7 @@ def play_run(
     not_covered: Sequence[str] = (),
 ) -> Trained:
     """Play a run to its end and write its folder; `not_covered` are codes of earlier sessions."""
+    compiled.check_hosts(run.federation, run.seed)
     began = datetime.now(UTC)
     # With a hash of the rows, whoever has the folder and all rows but one could test guesses of
     # that one; a salt would lie beside it and not help. So a run with secure noise stores no
