@@ -748,7 +748,8 @@ def put_on_device(samples: Samples) -> tuple[jax.Array, jax.Array]:
         x = jax.device_put(samples.x, may_alias=False)
         is_shown = jax.default_backend() == "cpu" and x.dtype == samples.x.dtype
         if is_shown and np.may_share_memory(np.asarray(x), samples.x):
-            x = jnp.array(x, copy=True)  # it did alias one that does, and the caller may change it
+            # It did alias one that does, and the caller may change it. numpy compiles no program.
+            x = jax.device_put(samples.x.copy())
         _PLACED[samples] = x, jnp.asarray(samples.y)
         if is_shown:
             object.__setattr__(samples, "x", np.asarray(x))
