@@ -100,6 +100,19 @@ def test_a_reply_is_refused_before_it_is_read(monkeypatch, parts, size):
     assert (link.read, link.confirmed) == (0, 1)
 
 
+def test_a_reply_that_is_no_message_is_not_read(monkeypatch):
+    """A node may send any object of Flower's: as a message it would end the waiting thread."""
+    record = ConfigRecord({"answer": b"a"})
+    link, bounded = Link(1, 10), server_worker.BoundedGrid("link", True, token="t")
+    monkeypatch.setattr(server_worker.BoundedGrid, "_runtime_client", property(lambda _: link))
+    monkeypatch.setattr(
+        server_worker.BoundedGrid, "run", property(lambda _: SimpleNamespace(run_id=1))
+    )
+    monkeypatch.setattr(server_worker, "pull_objects", lambda *_, **__: {"0": record.deflate()})
+    assert bounded.pull_within("asked", 1 << 16) == [None]
+    assert link.confirmed == 1
+
+
 def test_a_busy_superlink_is_tried_again_but_not_for_a_reply():
     request = httpx.Request("POST", "http://link")
     for method, status in (("PushMessages", 503), ("GetNodes", 503), ("PullTaskInput", 503),

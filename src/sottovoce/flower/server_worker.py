@@ -148,8 +148,9 @@ class BoundedGrid(HttpGrid):
                     ),
                     max_time=ARRIVAL + limit / PACE,
                 )
-                reply = cast(Message, inflate_object_from_contents(ident, contents))
-                reply.metadata.__dict__["_message_id"] = ident
+                message = cast(Message, inflate_object_from_contents(ident, contents))
+                message.metadata.__dict__["_message_id"] = ident
+                reply = message  # only now: a node may send a record, which has no metadata
             except httpx.HTTPError:  # of the SuperLink, not of the reply: the next poll decides
                 raise
             except Exception as error:  # too large, or nothing that can be decoded, or not there
