@@ -143,7 +143,9 @@ def test_a_killed_server_resumes_and_nothing_is_paid_twice(tmp_path, step):
     ],
     ids=["nothing paid", "a looser budget", "the receipt of another"],
 )
-def test_a_client_with_false_books_is_left_out_of_the_sum_and_the_run_has_its_record(tmp_path, lie):
+def test_a_client_with_false_books_is_left_out_of_the_sum_and_the_run_has_its_record(
+    tmp_path, lie, caplog
+):
     transport = Direct(sum_nodes(tmp_path, 5))
 
     def answer(blob, node):
@@ -158,6 +160,7 @@ def test_a_client_with_false_books_is_left_out_of_the_sum_and_the_run_has_its_re
     assert done.record["status"] == "finished"
     assert [entry["uploads"] for entry in done.record["rounds"]] == [4, 4]
     assert done.record["rounds"][0]["missing"] == {"client-1": "malformed"}
+    assert "client client-1 sent no step of a round: " in caplog.text
 
 
 @pytest.mark.parametrize("code", ["\ud800", "<b>", ["empty"], None])

@@ -576,13 +576,16 @@ class RealClients:
                 self.roll.members[i] = replace(member, receipt=receipt, account=account)
             return head, arrays
 
-        return self._read_answer(answers, i, read, is_final=step == "keys")
+        what = "step of a round"
+        return self._read_answer(answers, i, read, what=what, is_final=step == "keys")
 
     def _read_answer(
         self,
         answers: RoundAnswers,
         i: int,
         read: Callable[[], Content | str],
+        *,
+        what: str = "upload",
         is_final: bool = True,
     ) -> Content | None:
         """Return what `read` makes of one client's answer, or note why it does not count.
@@ -593,7 +596,7 @@ class RealClients:
         try:
             answer = read()
         except Malformed as error:
-            log.warning("client %s sent no upload: %s", member.name, error)
+            log.warning("client %s sent no %s: %s", member.name, what, error)
             answers.why[i] = "version" if isinstance(error, OtherVersion) else "malformed"
             if isinstance(error, OtherSamples):  # all further uploads would be rejected, too
                 answers.why[i] = roll.gone[i] = "samples"
