@@ -460,13 +460,13 @@ def _deal_array_file(plan: Plan, seed: int) -> Holdings:
         if isinstance(file := getattr(data, key), str):
             other = read_array_file(file, label, key=f"data.{key}")
             public[key] = other["x"], other["y"]
-    has_classes = data.columns and plan.regression is None
+    declared = data.columns[label] if data.columns and plan.regression is None else ()
     given = Given(
         (arrays["x"], arrays["y"]),
         **public,
         person=arrays.get("person"),
         client=arrays.get("client"),
-        classes=tuple(map(str, data.columns[label])) if data.columns and has_classes else (),
+        classes=tuple(map(str, declared)),
     )
     return _deal_arrays(plan, given, seed, prefix="data.")
 

@@ -84,7 +84,7 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
 
 
 def _deal_to_nodes(plan: Plan, out: Path, file_hash: str, earlier: Sequence[str]) -> list[Path]:
-    """Deal the rows, note the vaults as those of the file `whole`, and return the node files."""
+    """Deal the rows, note the vaults under the file's hash, and return the node files."""
     held = federated.deal_rows(plan, seed=seeds.draw_seed())  # a node makes features itself
     # Promise and noise, before anything is made or paid for; features' values do not matter here.
     lens = federated.build_features(plan, held)

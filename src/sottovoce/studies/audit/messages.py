@@ -632,9 +632,8 @@ def measure(
     for samples in both:
         scores = np.empty(messages)
         for i, (score, head) in enumerate(duel.play_runs(samples, messages)):
-            verdict = (head in known_heads[1]) - (
-                head in known_heads[0]
-            )  # 0 where heads do not decide
+            # 0 where heads do not decide.
+            verdict = (head in known_heads[1]) - (head in known_heads[0])
             scores[i] = np.inf * verdict if verdict else score
             if progress is not None and i % 100 == 99:
                 progress(len(sides) * messages + i + 1, 2 * messages)
