@@ -36,7 +36,7 @@ class Formula(Trials):
 def page(tmp_path_factory):
     """The page of a made-up rehearsal of MNIST, with a name that would be markup."""
     plan = Plan(data={"name": "mnist", "clients": 50, "samples": 800})
-    rows = make_stand_in(plan, announce_federation(plan), most=400)
+    rows = make_stand_in(plan, announce_federation(plan))
     space = build_space(plan)
     trials = Formula(space, plan, rows, limit=120)
     found = search_settings(space, trials)

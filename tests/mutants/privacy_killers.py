@@ -36,9 +36,9 @@ MOVED = 2**31  # grid units by which one record may move a sum: twice the clippe
 ONE = Terms(clients=1, per_round=1)
 WIDE = Form("svm", (20_000,), 2, {"kappa": 0.0})
 SMALL = Form("mlp", (4,), 3, {"hidden": 3})
-BESIDE = (  # rooms that print, deal out or carry on what training has made, and that it never loads
+BESIDE = (  # what prints or carries on what training has made, and models that it does not train
     "schedules.calibrate", "flower.", "client.ledger", "studies.", "reports.certificate",
-    "reports.pages", "reports.run", "simulation.estimators", "models.torch_model",
+    "reports.pages", "reports.run", "simulation.estimators", "models.torch_model", "models.cnn",
 )  # fmt: skip
 
 
