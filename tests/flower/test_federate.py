@@ -103,6 +103,20 @@ def test_without_a_plan_three_clients_hold_all_rows_but_the_servers(tmp_path):
     assert (tmp_path / "run" / "nodes").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize(
+    ("rounds", "per_round", "turns"), [(1, 3, 1), (2, 3, 2), (3, 2, 2), (3, 3, 3), (8, 3, 4)]
+)
+def test_the_turns_of_a_short_run_may_take_the_whole_budget_and_none_more_than_its_part(
+    rounds, per_round, turns, tmp_path
+):
+    """A vault's own floor leaves a turn a quarter, so that one upload had twice its noise."""
+    words = [f"rounds.rounds={rounds}", f"rounds.per_round={per_round}", "rounds.schedule=fixed"]
+    plan = load_plan(None, words, 3)
+    policy = Node.load(federate.deal(plan, tmp_path / "run")[0]).make_policy(samples=400)
+    share = 1 / (policy.floor**2 * policy.capacity())
+    assert (1 - 1e-5) / turns < share <= 1 / turns
+
+
 def test_where_the_server_learns_only_sums_every_node_has_its_key_and_one_roster(tmp_path):
     counted = ["privacy.view=sum", "privacy.honest=2", "privacy.corrupt=1"]
     plan = federate.load_plan(None, counted, 4)

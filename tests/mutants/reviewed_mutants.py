@@ -281,8 +281,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "no_turn_takes_more_than_a_quarter",
         (
             (
-                'self._set_field("floor", float(format_claim(math.sqrt(_LARGEST_SHARE / capacity))))',
-                'self._set_field("floor", float(f"{math.sqrt(_LARGEST_SHARE / capacity):.6g}"))',
+                'self._set_field("floor", float(format_claim(math.sqrt(USUAL_TURNS / capacity))))',
+                'self._set_field("floor", float(f"{math.sqrt(USUAL_TURNS / capacity):.6g}"))',
             ),
         ),
     ),

@@ -550,6 +550,21 @@ def test_a_folder_with_something_in_it_is_not_touched(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
+def test_of_two_runs_that_start_together_in_one_folder_the_second_is_refused(tmp_path, monkeypatch):
+    """Another run is played between the look at the folder and its lock."""
+    hold = many.hold_folder
+
+    def hold_after_another(folder):
+        monkeypatch.setattr(many, "hold_folder", hold)
+        simulate(SHORT, seed=2, out=folder)
+        return hold(folder)
+
+    monkeypatch.setattr(many, "hold_folder", hold_after_another)
+    with pytest.raises(InputError, match="new or empty"):
+        simulate(SHORT, seed=1, out=tmp_path / "run")
+    assert load(tmp_path / "run").record["seed"] == 2
+
+
 def test_damaged_folders_are_refused(tmp_path):
     run = simulate(SHORT, seed=1, out=tmp_path / "run")
     (tmp_path / "run" / "checkpoint.npz").write_bytes(b"PK nonsense")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import shutil
 import signal
@@ -34,6 +35,7 @@ from numpy.typing import NDArray
 
 from sottovoce.client import ledger, sum_protocol
 from sottovoce.client.vault import fingerprint_file, witness
+from sottovoce.client.vault.policy import USUAL_TURNS
 from sottovoce.data import federated, tables
 from sottovoce.data.federated import Holdings
 from sottovoce.data.files import make_folder, require_empty, write_file, write_npz
@@ -44,9 +46,12 @@ from sottovoce.models.network import is_network, resolve_network
 from sottovoce.plan import Plan
 from sottovoce.plan.base import write_toml
 from sottovoce.privacy import seeds
+from sottovoce.privacy.budget import format_claim
+from sottovoce.privacy.calibration import vault_capacity
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
 from sottovoce.runs.integrations import Tracker, require_package
+from sottovoce.schedules.pricing import plan_turns
 from sottovoce.server.federation import add_client_count, build
 from sottovoce.server.members import Patience
 
@@ -152,6 +157,13 @@ def format_node_file(
             "limits": {"run_share": 1.0, "max_work": 2**62, "max_bytes": 2**62},
         },
     }
+    rounds = plan.rounds
+    turns = plan_turns(
+        rounds.cohort, rounds=rounds.rounds, clients=plan.clients, per_round=plan.per_round
+    )
+    if turns < USUAL_TURNS:  # a vault's own floor lets each take a quarter: the rest would be lost
+        capacity = float(vault_capacity(epsilon, delta, calibration=plan.privacy.calibration))
+        values["policy"]["floor"] = float(format_claim(math.sqrt(turns / capacity)))
     if plan.privacy.view == "sum":
         counted = {"honest": plan.privacy.honest, "corrupt": plan.privacy.corrupt or 0}
         values["policy"]["sum"] = {"roster": ROSTER, "key": KEY, **counted}

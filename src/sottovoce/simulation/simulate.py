@@ -201,6 +201,8 @@ def simulate(
         interrupts.check()
         run.federation.log_advice()
         with hold_folder(folder):
+            if folder is not None:
+                require_empty(folder)  # another run may have begun there meanwhile
             return play_run(run, calls, folder, interrupts)
 
 

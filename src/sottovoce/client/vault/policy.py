@@ -42,7 +42,7 @@ _BEFORE = {
     **{"honest": 1, "corrupt": 0, "epsilon_alone": None},
 }
 MOST_COUNTED = 1024  # honest or corrupt clients
-_LARGEST_SHARE = 4  # a turn takes at most a quarter of the budget, by default
+USUAL_TURNS = 4  # at least: by default a turn takes at most a quarter of the budget
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ formula does not keep its promise, so a vault does not take it
         )
         if cast(float | None, self.floor) is None:
             # Six digits, rounded up: the same number whatever the last bits of the capacity are.
-            self._set_field("floor", float(format_claim(math.sqrt(_LARGEST_SHARE / capacity))))
+            self._set_field("floor", float(format_claim(math.sqrt(USUAL_TURNS / capacity))))
         # Above it a turn could not book even one part of the capacity.
         most_floor = math.sqrt(FULL / capacity)
         self._require_number("floor", 1e-9, most_floor, "it is the smallest σ/Δ of one turn")
