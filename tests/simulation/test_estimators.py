@@ -38,7 +38,11 @@ def test_without_scikit_learn_the_error_says_what_to_install():
     "estimator",
     [
         pytest.param(PrivateFederatedClassifier(rounds=3), id="classifier"),
-        pytest.param(PrivateFederatedRegressor(rounds=3), id="regressor", marks=pytest.mark.trust),
+        pytest.param(
+            PrivateFederatedRegressor(target=(-1, 1), rounds=3),
+            id="regressor",
+            marks=pytest.mark.trust,
+        ),
     ],
 )
 def test_scikit_learns_own_checks(estimator):
@@ -82,6 +86,28 @@ def test_a_regressor_predicts_in_the_public_range():
     assert model.predict(100 * X).min() >= 0
     assert model.predict(100 * X).max() <= 100
     assert "counted-classes" not in model.run_.record["guarantee"]["not_covered"]
+
+
+@needs_sklearn
+@pytest.mark.parametrize("target", [None, 5, (0,), (0, 50, 100)])
+def test_a_regressor_without_a_public_range_is_refused(target):
+    with pytest.raises(InputError) as refused:
+        PrivateFederatedRegressor(target=target).fit(X, X[:, 0])
+    assert str(refused.value) == (
+        f"target must be two numbers (low, high), got {target}; "
+        "give the public range of y, as target=(0, 100)"
+    )
+
+
+@needs_sklearn
+def test_labels_beyond_the_public_range_are_cut_to_it():
+    beyond, within = 90 * X[:, 0], np.clip(90 * X[:, 0], -5, 5)
+    models = [
+        PrivateFederatedRegressor(target=(-5, 5), rounds=3, random_state=1).fit(X, y)
+        for y in (beyond, within)
+    ]
+    results = [model.run_.record["result"]["model_sha256"] for model in models]
+    assert results[0] == results[1]
 
 
 @needs_sklearn

@@ -167,16 +167,22 @@ class PrivateFederatedClassifier(_PrivateFederatedModel, ClassifierMixin, BaseEs
 class PrivateFederatedRegressor(_PrivateFederatedModel, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Simulates a private federation that predicts a number in the public range `target`.
 
-    Labels beyond the range are cut to it. Everything else is as in `PrivateFederatedClassifier`.
+    `fit` needs the range, which must not be taken from y; labels beyond it are cut to it.
+    Everything else is as in `PrivateFederatedClassifier`.
     """
 
-    target: tuple[float, float] = (-1.0, 1.0)
+    target: tuple[float, float] | None = None
     learning_rate: float | str = 0.2
 
     def fit(self, X: Any, y: Any, client: Any = None) -> Self:
         """Train on rows X with numbers y; `client` names the site of each row."""
+        try:
+            low, high = self.target  # type: ignore[misc]  # what is not a pair is refused
+        except (TypeError, ValueError):
+            remedy = "give the public range of y, as target=(0, 100)"
+            raise InputError.of("target", self.target, "two numbers (low, high)", remedy) from None
         X, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True, ensure_min_samples=2)
-        return self._fit(X, y, client, 1, self.target)
+        return self._fit(X, y, client, 1, (low, high))
 
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the number of each row."""
