@@ -67,6 +67,23 @@ def test_a_classifier_learns_and_says_what_it_promises():
 
 
 @needs_sklearn
+@pytest.mark.parametrize("clients", [0, -3, 2.5, True, "x", None, float("nan"), 10**7])
+def test_a_number_of_clients_that_is_none_is_refused(clients):
+    with pytest.raises(InputError) as refused:
+        PrivateFederatedClassifier(clients=clients).fit(X, Y)
+    assert str(refused.value) == (
+        f"clients must be a whole number from 1 to 1000000, got {clients!r}; 10 is usual"
+    )
+
+
+@needs_sklearn
+@pytest.mark.parametrize("clients", [3.0, np.int64(3)])
+def test_a_whole_number_of_clients_is_taken_as_an_integer(clients):
+    model = PrivateFederatedClassifier(clients=clients, rounds=3, random_state=1).fit(X, Y)
+    assert len(model.run_.record["clients"]) == 3
+
+
+@needs_sklearn
 def test_sites_keep_their_rows_and_their_evaluation_rows_are_named():
     site = np.array(["a", "b", "c"])[np.arange(900) % 3]
     model = PrivateFederatedClassifier(rounds=3, random_state=1).fit(X, Y, client=site)

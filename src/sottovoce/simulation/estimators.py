@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sottovoce.data.federated import Given, Holdings, Samples
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
+from sottovoce.plan.base import MOST, to_whole
 from sottovoce.server.federation import build
 from sottovoce.server.rounds import Interrupts
 from sottovoce.simulation.simulate import Callbacks, play_run, start_run
@@ -72,7 +73,12 @@ class _PrivateFederatedModel:
         # An order of one's own for each draw: rows are set aside, then dealt.
         order, seed = random.permutation(len(y)), int(random.randint(2**31))
         if client is None:
-            names = np.arange(max(1, min(self.clients, len(y) - 1)))
+            count = to_whole(self.clients)
+            is_whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
+            if not is_whole or not 1 <= count <= MOST:
+                bound = f"a whole number from 1 to {MOST}"
+                raise InputError.of("clients", self.clients, bound, "10 is usual")
+            names = np.arange(max(1, min(count, len(y) - 1)))
             owner = np.empty(len(y), np.int64)
             owner[order] = np.arange(len(y)) % len(names)
         else:
