@@ -451,6 +451,12 @@ def test_predicting_nothing_and_nonsense():
     assert run.predict(np.zeros((0, 64))).tolist() == []
     with pytest.raises(InputError, match="row 2 of x holds a number that is not finite"):
         run.predict(np.array([[0.0] * 64, [np.nan] * 64]))
+    for nonsense in ("abc", [["a"] * 64], [[1, 2], [3]], {}, [[10**400] * 64]):
+        for predict in (run.predict, run.predict_proba):
+            with pytest.raises(InputError, match="x must be rows of 64 numbers") as refused:
+                predict(nonsense)
+            assert str(refused.value).endswith("; give samples as the model was trained on")
+            assert ". " not in str(refused.value)
 
 
 @pytest.mark.slow

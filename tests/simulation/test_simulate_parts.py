@@ -309,6 +309,13 @@ def test_callbacks_hear_of_rounds_and_of_the_end():
     assert both.ends == ["finished", "interrupted"]
     with pytest.raises(InputError, match="callbacks must be objects with on_round"):
         simulate(SHORT, callbacks=[object()])
+    for callbacks in (both, Both, "wandb", None):
+        with pytest.raises(InputError, match="callbacks must be a list of objects with on_round"):
+            simulate(SHORT, callbacks=callbacks)
+    with pytest.raises(
+        InputError, match=r"callbacks must be .*; make an object of it, as Both\(\)"
+    ):
+        simulate(SHORT, callbacks=[Both])
 
 
 def test_a_plan_may_be_a_path_or_a_dictionary(tmp_path):

@@ -174,12 +174,16 @@ class Trained:
 
     def _prepare_rows(self, x: ArrayLike) -> Any:
         """Return rows as the model takes them; refuse those that it was not trained on."""
-        rows = as_samples(x)
         shape = tuple(self.record["model"]["shape"])
         numbers = int(np.prod(shape, dtype=int))
+        bound = f"rows of {numbers} numbers (shape {shape})"
+        remedy = "give samples as the model was trained on"
+        try:
+            rows = as_samples(x)
+        except (TypeError, ValueError, OverflowError) as error:
+            said = why(error).split(". ")[0]
+            raise InputError(f"x must be {bound}, but NumPy says: {said}; {remedy}") from None
         if len(rows.shape) < 2 or int(np.prod(rows.shape[1:], dtype=int)) != numbers:
-            bound = f"rows of {numbers} numbers (shape {shape})"
-            remedy = "give samples as the model was trained on"
             raise InputError.of("x", rows.shape, bound, remedy)
         flat = rows.reshape(len(rows), numbers)
         bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))

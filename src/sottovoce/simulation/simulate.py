@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
@@ -74,13 +74,19 @@ class Callbacks:
     ) -> None:
         self.on_round = [on_round] if on_round is not None else []
         self.on_end = [on_end] if on_end is not None else []
+        bound = "objects with on_round(done) or on_end(run)"
+        if isinstance(objects, str) or not isinstance(objects, Iterable):
+            raise InputError.of("callbacks", objects, f"a list of {bound}", "write [callback]")
+        objects = list(objects)  # it is gone through twice
         self.trackers = [callback for callback in objects if isinstance(callback, str)]
         for callback in objects:
             if isinstance(callback, str):
                 continue
+            if isinstance(callback, type):
+                remedy = f"make an object of it, as {callback.__name__}()"
+                raise InputError.of("callbacks", callback, bound, remedy)
             methods = getattr(callback, "on_round", None), getattr(callback, "on_end", None)
             if methods == (None, None):
-                bound = "objects with on_round(done) or on_end(run)"
                 raise InputError.of("callbacks", callback, bound, "or pass on_round=, on_end=")
             self.on_round += [call for call in methods[:1] if call is not None]
             self.on_end += [call for call in methods[1:] if call is not None]
