@@ -524,6 +524,18 @@ def test_replace_leaves_the_plan_as_it_was() -> None:
     assert plan.replace("data.samples=20", "data.clients=20").per_round == 20
     with pytest.raises(PlanError, match=r"unknown key privacy\.x"):
         plan.replace(**{"privacy.x": 3})
+    refusal = "settings are KEY=VALUE, got 'privacy.epsilon'; for example privacy.epsilon=4"
+    with pytest.raises(PlanError) as refused:
+        plan.replace("privacy.epsilon")
+    assert str(refused.value) == refusal
+
+
+@pytest.mark.parametrize("given", [None, {}, Plan()])
+def test_overrides_of_any_plan_are_those_of_the_command_line(given: Any) -> None:
+    assert Plan.read(given, ["privacy.epsilon=4"]) == Plan(privacy={"epsilon": 4})
+    assert Plan.read(given, []) == Plan()
+    with pytest.raises(PlanError, match=r"^--set takes KEY=VALUE, got 'privacy.epsilon'"):
+        Plan.read(given, ["privacy.epsilon"])
 
 
 def test_budgets_of_numbers_and_lists() -> None:

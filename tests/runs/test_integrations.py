@@ -151,22 +151,31 @@ def test_scikit_learn_answers_with_the_names_of_the_classes(tmp_path, name, clas
 
 
 @need("torch")
-def test_what_has_no_such_layers_is_refused(tmp_path):
+def test_what_has_no_such_layers_is_refused(tmp_path, monkeypatch, capsys):
     plan = SHORT.replace("data.samples=8", "rounds.rounds=1", "model.features=hog")
     run = simulate(plan.replace("model.name=softmax"), seed=1, out=tmp_path)
     with pytest.raises(InputError, match=r"model\.features must be absent for an export to torch"):
         run.export("torch")
-    with pytest.raises(InputError, match="--to must be onnx or safetensors or torch or sklearn"):
+    with pytest.raises(InputError, match=r"^to must be onnx or safetensors or torch or sklearn"):
         run.export("pickle")
+    monkeypatch.setitem(integrations.EXPORTS, "onnx", ("no_such_package", ".onnx", None))
+    with pytest.raises(InputError, match=r"^an export to onnx needs no_such_package"):
+        run.export("onnx")
+    monkeypatch.setattr(sys, "argv", ["sottovoce", "export", str(tmp_path), "--to", "pickle"])
+    with pytest.raises(SystemExit):
+        commands.main()
+    assert "--to must be onnx or safetensors" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["mlflow", "tensorboard", "wandb"])
 def test_an_absent_tracker_is_refused_with_the_command_that_installs_it(name, monkeypatch):
     monkeypatch.setattr(integrations, "find_spec", lambda package: None)
     with pytest.raises(
-        InputError, match=rf"--log {name} needs .*pip install 'sottovoce\[{name}\]'"
+        InputError, match=rf"callbacks {name} needs .*pip install 'sottovoce\[{name}\]'"
     ):
         simulate(SHORT, callbacks=[name])
+    with pytest.raises(InputError, match=r"^callbacks must be mlflow or tensorboard or wandb"):
+        simulate(SHORT, callbacks=["nowhere"])
 
 
 def test_the_command_line_refuses_before_it_trains(tmp_path, monkeypatch, capsys):

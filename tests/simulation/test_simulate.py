@@ -408,6 +408,8 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path):
     for other in (arrays(50, 80, 120), arrays(300, 10, 120)):
         with pytest.raises(RunError, match="the data differ"):
             resume(tmp_path / "run", data=other, **given)
+    with pytest.raises(InputError, match=r"^data must be .*, as resume\(folder, data=\(X, y\)\)$"):
+        resume(tmp_path / "run")
     again = resume(tmp_path / "run", data=clients, **given)
     assert again.record["status"] == "finished"
     own = again.record["plan"]["data"]

@@ -622,9 +622,10 @@ def export(
       sottovoce export runs/first --to onnx
       sottovoce export runs/first --to safetensors --out model.safetensors
     """
+    from sottovoce.runs.integrations import export_run
     from sottovoce.runs.trained import load
 
-    click.echo(load(run).export(to, out))
+    click.echo(export_run(load(run), to, out, "--to"))
 
 
 @app.command()

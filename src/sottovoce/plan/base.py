@@ -209,8 +209,8 @@ def parse_toml(text: str, source: str = "the plan") -> dict[str, Any]:
     return values
 
 
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Parse `KEY=VALUE`; a value that is not TOML is taken as a word.
+def parse_setting(text: str, *, is_option: bool = True) -> tuple[str, Any]:
+    """Parse `KEY=VALUE`, of `--set` or from Python; a value that is not TOML is taken as a word.
 
     >>> parse_setting("privacy.epsilon=4"), parse_setting("model.name=cnn")
     (('privacy.epsilon', 4), ('model.name', 'cnn'))
@@ -222,9 +222,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """
     key, equals, word = (piece.strip() for piece in text.partition("="))
     if not (key and equals and word):
-        raise PlanError(
-            f"--set takes KEY=VALUE, got {quote_value(text)}; for example --set privacy.epsilon=4"
-        )
+        rule, option = ("--set takes", "--set ") if is_option else ("settings are", "")
+        example = f"{option}privacy.epsilon=4"
+        raise PlanError(f"{rule} KEY=VALUE, got {quote_value(text)}; for example {example}")
     try:
         values = tomllib.loads(f"value = {word}")
     except (ValueError, RecursionError):

@@ -410,7 +410,8 @@ class Plan(Section):
         if not isinstance(given, cls):
             bound = "a Plan, the path of a TOML file, or a dictionary"
             raise PlanError.of("plan", type(given).__name__, bound, "make one with sottovoce.Plan")
-        return given.replace(*overrides) if overrides else given
+        changes = dict(base.parse_setting(override) for override in overrides)
+        return cls(**_apply_changes(given._dump(), changes)) if changes else given
 
     def replace(self, *settings: str, **values: object) -> Self:
         """Return this plan with other values, given as for `--set` or by dotted names.
@@ -421,7 +422,8 @@ class Plan(Section):
         >>> plan.rounds.beta is None, plan.privacy.epsilon
         (True, 4.0)
         """
-        changes = dict(base.parse_setting(setting) for setting in settings) | values
+        parsed = (base.parse_setting(setting, is_option=False) for setting in settings)
+        changes = dict(parsed) | values
         return type(self)(**_apply_changes(self._dump(), changes))
 
     def to_toml(self) -> str:

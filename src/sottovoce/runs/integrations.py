@@ -67,12 +67,14 @@ class Tracker:
     It begins with the first round, so that a run that is refused leaves nothing behind.
     """
 
-    def __init__(self, name: str, plan: Mapping[str, Any], folder: Path | None = None) -> None:
+    def __init__(
+        self, name: str, plan: Mapping[str, Any], folder: Path | None = None, option: str = "--log"
+    ) -> None:
         if name not in TRACKERS:
             bound = " or ".join(TRACKERS)
-            raise InputError.of("--log", name, bound, "choose where the numbers go")
+            raise InputError.of(option, name, bound, "choose where the numbers go")
         package, self._start = TRACKERS[name]
-        require_package(package, f"--log {name}", name)
+        require_package(package, f"{option} {name}", name)
         self.settings, self.folder = list_settings(plan), folder
         self.tool: Any = None
 
@@ -205,16 +207,16 @@ def list_layers(run: Trained, to: str) -> Layers:
     return Layers(weights, biases, None, norm)
 
 
-def export_run(run: Trained, to: str, path: str | Path | None = None) -> Path:
+def export_run(run: Trained, to: str, path: str | Path | None = None, option: str = "to") -> Path:
     """Write the model of a run for another tool, and return the file's path.
 
     onnx, torch and sklearn give calibrated probabilities, as `predict_proba` does; safetensors
     holds the parameters by name. The guarantee goes with the model where the format has room.
     """
     if to not in EXPORTS:
-        raise InputError.of("--to", to, " or ".join(EXPORTS), "choose a format")
+        raise InputError.of(option, to, " or ".join(EXPORTS), "choose a format")
     package, suffix, write = EXPORTS[to]
-    require_package(package, f"--to {to}", to)
+    require_package(package, f"an export to {to}", to)
     path = Path(path or (run.folder or Path()) / f"model{suffix}")
     about = {"guarantee": run.guarantee, "noise": run.record["noise"]}
     write(run, path, about)

@@ -97,7 +97,7 @@ class Callbacks:
     def follow(self, plan: Plan, folder: Path | None) -> None:
         """Make the trackers that are named by a word."""
         for name in self.trackers if compiled.is_first_host() else []:
-            tracker = Tracker(name, plan.to_dict(), folder)
+            tracker = Tracker(name, plan.to_dict(), folder, "callbacks")
             self.on_round.append(tracker.on_round)
             self.on_end.append(tracker.on_end)
 
@@ -244,6 +244,9 @@ def resume(
         state, arrays, header, memory = checkpoint.load(folder)
         plan, seed = Plan(**header["plan"]), int(header["seed"])
         calls.follow(plan, written)
+        if given is None and plan.data.name == "arrays":
+            remedy = "arrays are given from Python, as resume(folder, data=(X, y))"
+            raise InputError.of("data", None, "the rows that the run was begun with", remedy)
         federation = build(plan, seed=seed, data=given, model=model, parts=parts)
         by_rows = not header["data"].startswith(NUMBERS)
         if federation.held.fingerprint(rows=by_rows) != header["data"]:
