@@ -360,6 +360,20 @@ def test_a_run_from_before_keeps_its_scale(table: Path) -> None:
     assert "scale" not in old.to_json()
 
 
+def test_a_table_to_predict_that_lacks_columns_is_told_all_of_them(table: Path) -> None:
+    layout = read_table(source(table)).layout
+    other = table.with_name("other.csv")
+    for header, said in (
+        ("age", "the column 'sex', which the run was trained with: add it; its columns are 'age'"),
+        ("town", "the columns 'age', 'sex', which the run was trained with: add them; its columns"),
+        ("SEX,town", "the columns 'age', 'sex', which the run was trained with: add them"),
+        ("age,Sex", "the column 'sex', which the run was trained with: add it; did you mean 'Sex'"),
+    ):
+        other.write_text(f"{header}\n1,f\n")
+        with pytest.raises(PlanError, match=rf"^other\.csv lacks {said}"):
+            read_rows(other, layout, labels=False, key="FILE")
+
+
 def test_parquet_types(tmp_path: Path) -> None:
     frame = pl.DataFrame(
         {
@@ -524,7 +538,7 @@ def test_a_run_is_loaded_and_predicts_a_table(table: Path, tmp_path: Path) -> No
     assert answer == [layout.classes[i] for i in trained.predict(x)]
     assert set(answer) <= {"no", "yes"}
     frame.select("age").write_csv(tmp_path / "few.csv")
-    with pytest.raises(PlanError, match="FILE 'sex' is no column of few"):
+    with pytest.raises(PlanError, match=r"few\.csv lacks the column 'sex', which the run"):
         again.predict_table(tmp_path / "few.csv")
     words = ["predict", str(tmp_path / "run"), str(table)]
     done = sottovoce(*words)

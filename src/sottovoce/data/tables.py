@@ -198,11 +198,7 @@ class Scan:
         """Refuse a column that does not exist, with a suggestion, or whose type is not usable."""
         name = self.path.name
         if column not in self.schema:
-            folded = {other.strip().casefold(): other for other in self.schema}
-            near = difflib.get_close_matches(column.strip().casefold(), folded, 1)
-            listed = ", ".join(f"{other[:30]!a}" for other in [*self.schema][:5])
-            hint = f"its columns are {listed}{', …' if len(self.schema) > 5 else ''}"
-            hint = f"did you mean {folded[near[0]][:60]!a}?" if near else hint
+            hint = self.suggest_column(column)
             raise PlanError(f"{key} {column[:60]!a} is no column of {name}; {hint}")
         kind = self.schema[column]
         if kind.is_temporal() or kind.is_nested() or str(kind) in ("Binary", "Object"):
@@ -210,6 +206,18 @@ class Scan:
                 f"{key} {column[:60]!a} of {name} holds {str(kind)[:40]}, which is neither number "
                 "nor text; save it as one of them or leave it out"
             )
+
+    def suggest_column(self, column: str) -> str:
+        """Return the column with a similar name, as a question, or which columns there are."""
+        folded = {other.strip().casefold(): other for other in self.schema}
+        near = difflib.get_close_matches(column.strip().casefold(), folded, 1)
+        listed = f"its columns are {_shorten(self.schema)}"
+        return f"did you mean {folded[near[0]][:60]!a}?" if near else listed
+
+
+def _shorten(names: Iterable[str], most: int = 5) -> str:
+    listed = [f"{name[:30]!a}" for name in names]
+    return ", ".join(listed[:most]) + (", …" if len(listed) > most else "")
 
 
 def open_table(path: str | Path, key: str = "data.path") -> Scan:
@@ -590,6 +598,13 @@ def read_table(source: Source, *, low: float = -1.0) -> Table:
 def read_rows(path: str | Path, layout: Layout, *, labels: bool, key: str = "data.test") -> Table:
     """Read another table with the same columns: to evaluate on, or to predict (labels = False)."""
     opened = open_table(path, key)
+    lacking = [column for column in layout.used if column not in opened.schema]
+    if lacking and not labels:
+        what, add = ("columns", "add them") if len(lacking) > 1 else ("column", "add it")
+        raise PlanError(
+            f"{opened.path.name} lacks the {what} {_shorten(lacking, most=20)}, which the run was "
+            f"trained with: {add}; {opened.suggest_column(lacking[0])}"
+        )
     for column in [layout.label] * labels + layout.used:
         opened.require_column(column, key)
     return _read_rows(opened, layout, labels=labels)
@@ -750,11 +765,10 @@ def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDAr
         first, row = start.find_row(pl.Series(codes < 0))
         value = cells[first]
         shown = "no label" if value is None else f"the label {str(value)[:60]!a}"
-        listed = ", ".join(f"{name[:30]!a}" for name in layout.classes[:5])
-        listed += ", …" if len(layout.classes) > 5 else ""
         raise DataError(
             f"row {row} of {start.file} has {shown} in column {layout.label[:60]!a}; "
-            f"it must be one of {listed}{suggest_case(str(value), layout.classes)}: correct it, "
+            f"it must be one of {_shorten(layout.classes)}"
+            f"{suggest_case(str(value), layout.classes)}: correct it, "
             "remove the row, or list it in data.columns"
         )
     return codes
