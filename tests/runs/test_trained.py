@@ -94,6 +94,25 @@ def test_the_command_prints_probabilities_and_obeys_a_threshold(
     assert json.loads(ask("--json")) == {"predictions": shown["predictions"]}
 
 
+def test_a_file_of_another_kind_is_refused_with_what_the_run_takes(
+    run: Trained, tmp_path: Path
+) -> None:
+    def refuse(folder: Path, file: str) -> str:
+        (tmp_path / file).write_text("[model]\n")
+        words = ["predict", str(folder), str(tmp_path / file)]
+        with pytest.raises(InputError) as caught:
+            commands.app(words, standalone_mode=False)
+        return str(caught.value)
+
+    table = "FILE must be a .csv or .parquet file, got 'cost.toml'; the run was trained on a table"
+    assert refuse(run.folder, "cost.toml").startswith(table)
+    plan = Plan(model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 1})
+    simulate(plan, seed=1, out=tmp_path / "digits")
+    for file in ("cost.toml", "cost.parquet"):
+        arrays = f"FILE must be a .npy, .npz or .csv file, got '{file}'; save the samples"
+        assert refuse(tmp_path / "digits", file).startswith(arrays)
+
+
 def test_the_answer_is_the_same_with_and_without_probabilities(
     run: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

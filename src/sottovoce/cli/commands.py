@@ -581,9 +581,13 @@ def predict(
     from sottovoce.data.tables import read_samples
     from sottovoce.runs.trained import load
 
-    arrays = None if file.suffix.lower() in (".csv", ".parquet") else read_samples(file)
+    suffix = file.suffix.lower()
+    arrays = read_samples(file) if suffix in (".npy", ".npz") else None
     model = load(run)
     is_table = arrays is None and model.record.get("table") is not None
+    if is_table and suffix not in (".csv", ".parquet"):
+        remedy = "the run was trained on a table: save the rows as one with its columns"
+        raise InputError.of("FILE", file.name, "a .csv or .parquet file", remedy)
     rows = model.read_table(file) if is_table else read_samples(file) if arrays is None else arrays
     shares = model.predict_proba(rows).tolist() if proba else None
     labels = model.predict(rows, threshold).tolist()
