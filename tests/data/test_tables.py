@@ -374,6 +374,18 @@ def test_a_table_to_predict_that_lacks_columns_is_told_all_of_them(table: Path) 
             read_rows(other, layout, labels=False, key="FILE")
 
 
+def test_a_text_in_a_number_column_is_corrected_where_no_plan_can_list_categories(
+    table: Path,
+) -> None:
+    layout = read_table(source(table)).layout
+    other = table.with_name("other.csv")
+    for cell, remedy in (("old", "correct it"), ('"3,5"', "correct it (3.5 and not 3,5)")):
+        other.write_text(f"age,sex\n{cell},f\n")
+        with pytest.raises(DataError) as caught:
+            read_rows(other, layout, labels=False)
+        assert str(caught.value).endswith(f"is no number; {remedy} or empty the cell")
+
+
 def test_parquet_types(tmp_path: Path) -> None:
     frame = pl.DataFrame(
         {

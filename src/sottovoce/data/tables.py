@@ -636,7 +636,7 @@ def _read_rows(
         span = slice(done, done + len(batch))
         if span.stop > rows:
             break
-        start = _BatchStart(opened.path.name, done)
+        start = _BatchStart(opened.path.name, done, has_plan=labels)
         _encode_batch(batch, layout, x[span], start)
         if labels:
             y[span] = _encode_labels(batch[layout.label], layout, start)
@@ -660,6 +660,7 @@ class _BatchStart:
 
     file: str
     before: int
+    has_plan: bool  # which may still list a column's categories; else the rows are to predict
 
     def find_row(self, mask: pl.Series) -> tuple[int, int]:
         """Return the first marked row: in the batch from 0, in the file from 1 below the header."""
@@ -723,7 +724,7 @@ def _scale_column(cells: pl.Series, bounds: Any, start: _BatchStart) -> NDArray[
         cell = str(cells[first])[:60]
         raise DataError(
             f"column {cells.name[:60]!a} of {start.file} has {cell!a} in row {row}, which is no "
-            f"number; {suggest_number(cell)}"
+            f"number; {suggest_number(cell, has_plan=start.has_plan)}"
         )
     if not high > low:  # inferred from a column that is always the same
         scaled = numbers * 0 + 0.5
@@ -774,12 +775,13 @@ def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDAr
     return codes
 
 
-def suggest_number(cell: str) -> str:
+def suggest_number(cell: str, *, has_plan: bool = True) -> str:
     """Return what to do with a cell that is no number where one is needed."""
     if re.match(_DATE, cell):
         return "it is a date: make a number of it, such as a year or days since an event"
     comma = " (3.5 and not 3,5)" if "," in cell else ""
-    return f"correct it{comma}, empty the cell, or list the column's categories"
+    listed = ", empty the cell, or list the column's categories"
+    return f"correct it{comma}{listed if has_plan else ' or empty the cell'}"
 
 
 def suggest_case(text: str, categories: Iterable[Any]) -> str:
