@@ -598,7 +598,10 @@ def test_a_label_that_is_a_number_is_held_to_its_range(tmp_path):
         " rows with no label",
         " rows with a label that is no number",
     ]
+    assert "the first is row 201 (the cell is empty); correct" in report.errors[0]
     assert not report.labels
+    with pytest.raises(DataError, match=r"^row 201 of rows\.csv has an empty cell in column 'y'; "):
+        simulate(Plan(data=of_table, model={"loss": "squared"}), seed=1)
     of_arrays = number | {"path": str(tmp_path / "rows.npz")}
     report = check_plan(Plan(data=of_arrays, model={"loss": "squared"}))
     assert any("20.0% of the rows are outside [0, 80]" in text for _, _, text in report.findings)

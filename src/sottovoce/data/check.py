@@ -340,9 +340,10 @@ class _TableReader:
             if count := sum(report.columns[label][kind].values()):
                 row, cell = self.first[f"{kind}:{label}"]
                 hint = tables.suggest_case(cell, self.layout.classes) if kind == "unknown" else ""
+                shown = "the cell is empty" if kind == "missing" else f"{cell!a}"
                 report.fail(
-                    f"rows with {words}: {count:,}, the first is row {row} ({cell!a}){hint}; "
-                    "correct them, remove them" + ("" if target is not None else LABEL_REMEDY),
+                    f"rows with {words}: {count:,}, the first is row {row} ({shown}){hint}; "
+                    "correct them, remove them" + (LABEL_REMEDY if kind == "unknown" else ""),
                     label,
                 )
 

@@ -756,9 +756,11 @@ def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDAr
         bad = ~numbers.is_finite().fill_null(False)
         if bad.any():
             first, row = start.find_row(bad)
+            empty = as_text(cells)[first] is None
+            label = f"the label {str(cells[first])[:60]!a}, which is no number,"
             raise DataError(
-                f"row {row} of {start.file} has {str(cells[first])[:60]!a} in column "
-                f"{layout.label[:60]!a}, which is no number; correct it or remove the row"
+                f"row {row} of {start.file} has {'an empty cell' if empty else label} in column "
+                f"{layout.label[:60]!a}; correct it or remove the row"
             )
         return numbers.to_numpy()
     codes = _encode_categories(as_text(cells), layout.classes)
