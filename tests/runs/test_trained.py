@@ -71,6 +71,13 @@ def test_a_threshold_is_for_the_rarer_class(run: Trained) -> None:
         run.predict(X, threshold=1.5)
 
 
+def test_a_model_of_a_number_says_that_it_has_no_threshold(run: Trained) -> None:
+    target = {"loss": "squared", "low": 0.0, "high": 9.0}
+    number = replace(run, record=run.record | {"model": {**run.record["model"], "target": target}})
+    with pytest.raises(InputError, match="predicts a number and has no threshold; leave it out"):
+        number.predict(X, threshold=0.1)
+
+
 def test_the_command_prints_probabilities_and_obeys_a_threshold(
     run: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

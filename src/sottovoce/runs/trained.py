@@ -135,6 +135,8 @@ class Trained:
         threshold it is the rarer of two classes, `positive`, where its probability is at least so.
         """
         if threshold is not None:
+            if self.target is not None:
+                raise InputError("this model predicts a number and has no threshold; leave it out")
             if self.record["model"]["classes"] != 2 or not 0 <= threshold <= 1:
                 bound = "a number from 0 to 1, for a model of two classes"
                 raise InputError.of("threshold", threshold, bound, "leave it out")
