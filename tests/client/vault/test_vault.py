@@ -977,6 +977,24 @@ def change_table(place, statement, *values):
         assert db.execute(statement, values).rowcount > 0
 
 
+def test_a_file_that_never_was_a_vault_is_not_called_damaged(tmp_path, place):
+    """A vault whose first bytes are lost looks the same, so that its remedy is said, too."""
+    Vault.create(place, POLICY, dataset=DATASET).close()
+    rest = place.read_bytes()[16:]
+    for content in (b"age,cost\n1,2\n", b"1,2\n" * 9_000, bytes(16) + rest):
+        other = tmp_path / "visits.csv"
+        other.write_bytes(content)
+        for dataset in (DATASET, None):
+            with pytest.raises(VaultRefusal) as caught:
+                Vault.open(other, dataset=dataset)
+            assert str(caught.value).startswith(f"{other} is no vault (")
+            assert "if it was one, put its backup back" in str(caught.value)
+        assert other.read_bytes() == content
+    place.write_bytes(place.read_bytes()[:-4096])
+    with pytest.raises(VaultRefusal, match="is damaged"):
+        Vault.open(place, dataset=DATASET)
+
+
 def test_a_summary_that_was_edited_is_refused(place, long):
     with unguarded_file(place) as db:
         (content,) = db.execute("SELECT content FROM summary").fetchone()

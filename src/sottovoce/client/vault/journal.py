@@ -591,10 +591,7 @@ class Journal:
 
     def refuse_damaged(self, why: str) -> NoReturn:
         """Refuse this file, and say what is wrong with it."""
-        raise VaultRefusal(
-            f"{self._path} is damaged ({why}); put its backup back and run "
-            f"`sottovoce ledger rebind {self._path.name} --restored`"
-        ) from None
+        _refuse(self._path, sqlite3.DatabaseError(why))
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -630,7 +627,10 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
             f"{path} cannot be written ({error}); make room and check its permissions, "
             "nothing that was booked is lost"
         ) from None
+    what = f"is damaged ({error});"
+    if code == "SQLITE_NOTADB":  # its first bytes are not those of an SQLite file
+        what = f"is no vault ({error}); name the file of a vault, or, if it was one,"
     raise VaultRefusal(
-        f"{path} is damaged ({error}); put its backup back and run "
+        f"{path} {what} put its backup back and run "
         f"`sottovoce ledger rebind {path.name} --restored`"
     ) from None
