@@ -104,6 +104,7 @@ MALFORMED_PLANS: list[tuple[dict[str, Any], str]] = [
     (GOOD | {"columns": {}}, "data.columns lacks the label 'rich'"),
     (GOOD | {"columns": {"rich": ["no", "yes"]}}, "data.columns lists no feature"),
     (GOOD | {"columns": {"age": [0, 99]}}, "data.columns lacks the label 'rich'"),
+    (GOOD | {"columns": {"age": [0, 99]}}, "or give data.target = [low, high], the public range"),
     (GOOD | {"columns": COLUMNS | {"age": 3}}, "data.columns.age must be [low, high] or a list"),
     (GOOD | {"columns": COLUMNS | {"age": "x"}}, "data.columns.age must be [low, high] or a list"),
     (GOOD | {"columns": COLUMNS | {"age": {"a": 1}}}, "data.columns.age must be [low, high]"),

@@ -109,7 +109,7 @@ MALFORMED = [
     ),
     # a label that is a number
     ("[data]\ntarget = [0, 9]", "data.target has no effect without model.loss"),
-    ("[model]\nloss = 'squared'", "data.target must be [low, high] with model.loss = squared"),
+    ("[model]\nloss = 'squared'", "data.target is missing; it must be [low, high]"),
     ("[model]\nloss = 'square'", "model.loss must be squared, huber or own, got 'square'; did you"),
     ("[data]\ntarget = [0]\n[model]\nloss = 'squared'", "data.target must be a list of numbers"),
     ("[data]\ntarget = [9, 0]\n[model]\nloss = 'squared'", "[low, high] with low < high"),

@@ -430,8 +430,8 @@ class Data(Section):
             hint = f"name one of {names} in data.label, or list" if names else "list"
             raise PlanError(
                 f"data.columns lacks the label {label[:60]!a}; {hint} its categories there, which "
-                "are public (of a number to predict its [low, high], with model.loss), or choose "
-                "data.infer = true"
+                "are public, or give data.target = [low, high], the public range of a number to "
+                "predict (with model.loss), or choose data.infer = true"
             )
         if not (self.text or any(spec for name, spec in columns.items() if name != label)):
             raise PlanError(

@@ -313,10 +313,9 @@ class Plan(Section):
                 "remove one of the two"
             )
         if self.regression is None:
-            raise PlanError(
-                f"data.target must be [low, high] with model.loss = {loss}, got None; give the "
-                "public range of the label, never one taken from the rows"
-            )
+            bound = f"[low, high] with model.loss = {loss}"
+            remedy = "give the public range of the label, never one taken from the rows"
+            raise PlanError.of("data.target", None, bound, remedy)
 
     @property
     def regression(self) -> Regression | None:
