@@ -295,5 +295,5 @@ def test_what_is_no_number_is_refused_with_its_row(labels, message):
 def test_a_table_with_a_missing_number_is_refused_with_its_row(tmp_path):
     (tmp_path / "rows.csv").write_text("a,y\n1,2\n2,\n3,high\n")
     data = {"path": str(tmp_path / "rows.csv"), "label": "y", "columns": {"a": [0, 9], "y": [0, 9]}}
-    with pytest.raises(DataError, match=r"row 2 of rows\.csv has 'None' in column 'y'"):
+    with pytest.raises(DataError, match=r"row 2 of rows\.csv has an empty cell in column 'y'"):
         load_holdings(Plan(data=data, model={"loss": "squared"}), seed=1)

@@ -167,7 +167,7 @@ def test_a_table_of_notes_is_trained_on_and_predicted(tmp_path, model):
         "ill\ncar\n"
     )
     (tmp_path / "other.csv").write_text("age\n30\n")
-    with pytest.raises(PlanError, match=r"'note' is no column of other\.csv"):
+    with pytest.raises(PlanError, match=r"other\.csv lacks the column 'note'"):
         load(tmp_path / "run").predict_table(tmp_path / "other.csv")
 
 
