@@ -27,6 +27,7 @@ from sottovoce.privacy.budget import (
     describe_undisclosed,
     evaluation_code,
 )
+from sottovoce.privacy.calibration import bound_epsilon
 from sottovoce.server.coordinator import find_misfit
 from sottovoce.server.federation import build, build_from_members
 from sottovoce.simulation.simulate import adapt_plan
@@ -70,6 +71,36 @@ def test_every_client_has_the_stated_epsilon_and_delta(seed):
         worth = gaussian.mu(one.account.epsilon, one.account.delta)
         assert least <= worth <= most
         assert one.account.capacity <= most**2
+
+
+@pytest.mark.parametrize(
+    "budgets",
+    [
+        [(8.0, 1e-5, "zcdp"), *[(7.9, 1e-5, "exact")] * 3],
+        [(2.0, 1e-3, "zcdp"), (2.5, 1e-5, "exact"), (0.5, 1e-3, "exact")],
+    ],
+)
+def test_what_holds_alone_is_stated_for_the_client_with_the_most_capacity(budgets):
+    """A vault by zcdp promises more than it can release: another may release more alone."""
+    members = [member(i, account(e, d, kind=k), k) for i, (e, d, k) in enumerate(budgets)]
+    sums = {"privacy.view": "sum", "privacy.honest": 3, "data.clients": len(members)}
+    found = build_from_members(plan(**sums), members, public_rows()).guarantee()
+    for one in members:
+        alone = bound_epsilon(found.budget.delta, 3 * one.account.capacity)
+        assert alone <= found.epsilon_alone
+
+
+@pytest.mark.parametrize("calibration", ["exact", "zcdp"])
+def test_a_simulated_sum_states_what_holds_alone_for_every_client(calibration):
+    """On the curve of zcdp the loosest promise is not always the largest capacity."""
+    loose, rng = {"privacy.view": "sum", "privacy.honest": 3}, np.random.default_rng(2)
+    for _ in range(20):
+        epsilon, delta = rng.uniform(0.5, 9, 10).tolist(), (10 ** rng.uniform(-7, -3, 10)).tolist()
+        own = Plan(privacy={"epsilon": epsilon, "delta": delta, "calibration": calibration})
+        federation = build(own.replace(**loose), seed=1)
+        found = federation.guarantee()
+        alone = bound_epsilon(found.budget.delta, 3 * federation.capacity)
+        assert alone.max() <= found.epsilon_alone
 
 
 def test_the_calibration_named_is_that_of_the_vaults():
@@ -127,7 +158,7 @@ def test_a_figure_that_does_not_hold_is_put_as_what_would_be(code):
 
 
 def test_a_budget_that_no_vault_keeps_is_for_this_run():
-    for code in ("unvaulted", "fresh-vaults"):
+    for code in ("unvaulted", "fresh-vaults", "sums-elsewhere"):
         found = Guarantee(
             Budget(8, 1e-5),
             unit="record",

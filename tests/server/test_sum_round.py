@@ -329,7 +329,7 @@ def test_both_accounts_grow_with_every_sum(tmp_path):
 
 def test_a_run_that_was_asked_for_uploads_gets_them_from_the_same_budget(tmp_path):
     """A vault is one budget: what a sum has cost is gone for uploads, too."""
-    nodes = sum_nodes(tmp_path, 5)
+    nodes = sum_nodes(tmp_path, 5, run_share=0.3)
     go(Direct(nodes), tmp_path / "sums", own=short(), patience=PATIENCE)
     before = []
     for node in nodes.values():
@@ -337,10 +337,21 @@ def test_a_run_that_was_asked_for_uploads_gets_them_from_the_same_budget(tmp_pat
             before.append((vault.spent, vault.alone))
     views = {"privacy.view": "upload", "privacy.honest": None, "privacy.corrupt": None}
     own = short(**views)
-    go(Direct(nodes), tmp_path / "uploads", own=own, patience=PATIENCE)
+    done = go(Direct(nodes), tmp_path / "uploads", own=own, patience=PATIENCE)
     for (spent, alone), node in zip(before, nodes.values(), strict=True):
         with Vault.open(node.vault, dataset=None) as vault:
             assert vault.spent - spent == vault.alone - alone > 0
+    # The budget's sums rest on other clients: what is said of uploads is said of this run's.
+    stated = done.record["guarantee"]
+    assert "sums-elsewhere" in stated["not_covered"]
+    assert " in this run are (8, 1e-05)-" in stated["text"]
+    path = tmp_path / "client-0.toml"
+    text = path.read_text()
+    path.write_text(text[: text.index("[policy.sum]")])
+    nodes["route-0"] = Node.load(path)
+    one = short(**views, **{"data.clients": 1})
+    done = go(Direct({"route-0": nodes["route-0"]}), tmp_path / "one", own=one)
+    assert "sums-elsewhere" in done.record["guarantee"]["not_covered"]
 
 
 def test_clients_without_a_roster_or_with_other_terms_are_left_out(tmp_path):
@@ -402,6 +413,28 @@ def test_terms_of_sums_are_only_tightened_after_a_release():
                 {"honest": 3, "epsilon_alone": 7.0}):  # fmt: skip
         with pytest.raises(InputError, match="sum"):
             Policy(8, 1e-5, 40, 1.0, **bad)
+
+
+def test_a_record_states_no_more_than_a_vault_promised_under_its_first_terms(tmp_path):
+    """Earlier sums of the same budget counted on more honest clients, and on fewer corrupt ones."""
+    nodes = sum_nodes(tmp_path, 5, honest=3)
+    terms = {"privacy.honest": 3, "rounds.rounds": 1}
+    go(Direct(nodes), tmp_path / "first", own=short(**terms), patience=PATIENCE)
+    for i, route in enumerate(nodes):
+        path = tmp_path / f"client-{i}.toml"
+        text = path.read_text().replace("honest = 3", "honest = 2")
+        path.write_text(text.replace("corrupt = 1", "corrupt = 2"))
+        nodes[route] = Node.load(path)
+    terms = {"privacy.corrupt": 2, "rounds.rounds": 1}
+    done = go(Direct(nodes), tmp_path / "second", own=short(**terms), patience=PATIENCE)
+    RECORD.validate(done.record)
+    assert done.record["rounds"][0]["uploads"] == 5
+    stated = done.record["guarantee"]
+    for node in nodes.values():
+        with Vault.open(node.vault, dataset=None) as vault:
+            assert (vault.policy.honest, vault.policy.corrupt) == (2, 2)
+            assert stated["epsilon_alone"] >= vault.promised.compute_alone() * (1 - 1e-6)
+            assert stated["corrupt"] <= vault.promised.corrupt
 
 
 def test_a_node_file_with_bad_terms_says_so_in_a_sentence(tmp_path):

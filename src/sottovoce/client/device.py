@@ -187,7 +187,7 @@ def _make_greeting(node: Node) -> bytes:
                 "version": __version__,
                 "features": rows.features,
                 "classes": rows.classes,
-                "policy": _disclose_policy(node, vault.policy, rows),
+                "policy": _disclose_policy(node, vault, rows),
                 "budget": _disclose_budget(vault),
                 "receipt": vault.receipt().to_json(),
             }
@@ -477,7 +477,8 @@ def _disclose_budget(vault: Vault) -> dict[str, Any] | None:
     }
 
 
-def _disclose_policy(node: Node, policy: Policy, rows: Rows) -> dict[str, Any]:
+def _disclose_policy(node: Node, vault: Vault, rows: Rows) -> dict[str, Any]:
+    policy, promised, terms = vault.policy, vault.promised, (1, 0)
     disclosed: dict[str, Any] = {
         "samples": policy.samples,
         "unit": policy.unit,
@@ -493,6 +494,9 @@ def _disclose_policy(node: Node, policy: Policy, rows: Rows) -> dict[str, Any]:
         disclosed["rows_per_person"] = rows.rows_per_person
     if node.sum_files is not None:
         member = sum_protocol.name_key(sum_protocol.read_key(node.sum_files[1]).public_key())
-        terms = {"member": member, "honest": policy.honest, "corrupt": policy.corrupt}
-        disclosed["sum"] = terms
+        terms = policy.honest, policy.corrupt
+        disclosed["sum"] = {"member": member, "honest": terms[0], "corrupt": terms[1]}
+    first = promised.honest, promised.corrupt
+    if first != terms and (node.sum_files is not None or vault.alone > vault.spent):
+        disclosed["promised"] = list(first)  # earlier sums of this budget hold on these terms
     return disclosed

@@ -38,7 +38,7 @@ LEAKS = ("raw-signal", "median-clip", "inferred-columns", "counted-classes", "ev
 #: Codes of client rows that the server holds: the promise covers only the rest of the data.
 TRAINING_ONLY = ("evaluation-of-clients", "evaluation-declared")
 #: Codes of budgets that no vault keeps after the run: nothing is promised beyond it.
-THIS_RUN_ONLY = ("unvaulted", "fresh-vaults")
+THIS_RUN_ONLY = ("unvaulted", "fresh-vaults", "sums-elsewhere")
 
 #: Stands in place of a guarantee where the server knows no client's budget.
 UNDISCLOSED = (

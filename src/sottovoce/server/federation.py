@@ -205,6 +205,7 @@ class Federation:
     schedule: Schedule
     terms: Terms
     calibrations: tuple[budget.Calibration, ...] = ()  # of real clients' vaults; empty: the plan's
+    sum_promises: tuple[tuple[int, int], ...] = ()  # likewise (`Member.sum_promise`)
     counted: NDArray[np.int64] | None = None  # samples that an upload counts for; None: all
     parts: Parts = NO_PARTS
 
@@ -300,6 +301,8 @@ class Federation:
         conditions = {
             "fresh-vaults": held.fresh_vaults,
             # If all are hidden, no figure is stated.
+            "sums-elsewhere": plan.privacy.view == "upload"
+            and any(honest > 1 for honest, _ in self.sum_promises),
             "undisclosed-budgets": hidden.any() and not hidden.all(),
             "simulated-noise": plan.noise == "simulated",
             "raw-signal": plan.server.signal == "raw",
@@ -365,10 +368,14 @@ class Federation:
         loosest, tightest = int(np.nanargmax(worth)), None
         if np.ptp(self.epsilon[~hidden]) > 0 or np.ptp(self.delta[~hidden]) > 0:
             tightest = self._find_true_budget(int(np.nanargmin(worth)))
-        kinds, alone = self.calibrations, None
+        kinds, alone, corrupt = self.calibrations, None, self.terms.corrupt
         if plan.privacy.view == "sum":
-            # By its own noise a release costs at most h times what is booked (`share_noise`).
-            most_alone = self.terms.honest * self.capacity[loosest]
+            # By its own noise a release costs at most h times what is booked (`share_noise`): most
+            # for the largest capacity, which a client with a tighter promise may have. Sums of
+            # earlier runs may have had a larger h, or a smaller c.
+            honest, others = zip(*self.sum_promises or [(1, corrupt)], strict=True)
+            most_alone = np.nanmax(np.maximum(self.terms.honest, honest) * self.capacity)
+            corrupt = min(corrupt, *others)
             alone = float(calibration.bound_epsilon(self.delta[loosest], most_alone))
         kind = kinds[loosest] if kinds else plan.privacy.calibration
         return budget.Guarantee(
@@ -378,7 +385,7 @@ class Federation:
             not_covered=self.not_covered(*also),
             tightest=tightest,
             others=tuple(sorted(set(kinds) - {kind})),
-            corrupt=self.terms.corrupt,
+            corrupt=corrupt,
             epsilon_alone=alone,
         )
 
@@ -611,6 +618,7 @@ def build_from_members(
         schedule=plan.schedule(),
         terms=_make_terms(plan, recipe),
         calibrations=kinds,
+        sum_promises=tuple(member.sum_promise for member in members),
         counted=counted,
     )
 

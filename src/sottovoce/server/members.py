@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from sottovoce.client import messages
 from sottovoce.client.messages import HELLO, TABLE_HELLO, Receipt, is_finite, read_encoding
+from sottovoce.client.vault.policy import MOST_COUNTED
 from sottovoce.errors import InputError, Malformed, RunError
 from sottovoce.privacy import calibration
 from sottovoce.privacy.budget import UNITS, Budget, Calibration, Unit
@@ -351,6 +352,7 @@ class Member:
     run_share: float | None = 1.0  # part of its budget that a run may take; None: hidden
     rows_per_person: int = 0  # 0: its samples are rows
     sum: Mapping[str, Any] | None = None  # its key and terms, where it releases sums
+    promised: Sequence[int] | None = None  # h and c of its first sums, where they were others
     encoding: str | None = None  # of its table (`data.tables.Layout.encoding`); None: arrays
 
     @classmethod
@@ -374,7 +376,7 @@ class Member:
         if version is not None and not (isinstance(version, str) and _VERSION.fullmatch(version)):
             raise Malformed("the greeting's version is not a version number")
         policy, receipt = head["policy"], Receipt.from_json(head["receipt"])
-        newer = {"max_steps", "run_share", "rows_per_person", "sum"}
+        newer = {"max_steps", "run_share", "rows_per_person", "sum", "promised"}
         if not isinstance(policy, Mapping) or policy.keys() - newer != set(_POLICY):
             raise Malformed("the greeting's policy does not have the expected keys")
         whole = [head["features"], head["classes"], policy["samples"], policy["max_rounds"]]
@@ -383,7 +385,7 @@ class Member:
             raise Malformed("the greeting has a size that is not a whole number from 1 to 2³²")
         if policy["unit"] not in UNITS or policy["calibration"] not in ("exact", "zcdp"):
             raise Malformed("the greeting's unit or calibration is not one that vaults can have")
-        sums = policy.get("sum")
+        sums, first = policy.get("sum"), policy.get("promised", [1, 0])
         if sums is not None and (
             not isinstance(sums, Mapping)
             or sums.keys() != {"member", "honest", "corrupt"}
@@ -391,6 +393,9 @@ class Member:
             or not all(type(sums[key]) is int for key in ("honest", "corrupt"))
         ):
             raise Malformed("the greeting's terms of sums are none")
+        is_pair = isinstance(first, list) and [type(n) for n in first] == [int, int]
+        if not is_pair or not (1 <= first[0] <= MOST_COUNTED and 0 <= first[1] <= MOST_COUNTED):
+            raise Malformed("the greeting's terms of earlier sums are none")
         floor = 0.0 if policy["floor"] is None else policy["floor"]
         share = policy.get("run_share", 1.0)
         if share is not None and not (is_finite(share) and 0 < share <= 1):
@@ -424,6 +429,13 @@ class Member:
         """What tells a client from every other: its vault and, where there is one, its key."""
         return self.vault if self.key is None else f"{self.vault} {self.key}"
 
+    @property
+    def sum_promise(self) -> tuple[int, int]:
+        """The h and c that hold for all sums of its budget; h is 1 where it releases none."""
+        now = self.sum or {"honest": 1, "corrupt": 0}
+        honest, corrupt = self.promised or (now["honest"], now["corrupt"])
+        return honest, corrupt
+
     def to_head(self) -> dict[str, Any]:
         """Return the greeting that the client would send now, with its newest receipt."""
         return {
@@ -438,6 +450,7 @@ class Member:
                 "run_share": self.run_share,
                 **({"rows_per_person": self.rows_per_person} if self.rows_per_person else {}),
                 **({} if self.sum is None else {"sum": dict(self.sum)}),
+                **({} if self.promised is None else {"promised": list(self.promised)}),
             },
             "budget": None if self.account is None else asdict(self.account),
             "receipt": self.receipt.to_json(),
