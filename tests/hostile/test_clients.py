@@ -409,6 +409,28 @@ def test_who_is_admitted_by_its_key_takes_no_name_from_another(tmp_path):
     assert done.record["rounds"][0]["uploads"] == 3
 
 
+@pytest.mark.parametrize("key", ["SHA256:stranger", "SHA256:route-2", None])
+def test_who_calls_itself_by_the_key_of_another_is_not_admitted_in_its_place(tmp_path, key):
+    """A name is chosen freely, and a key in the table stands for who has it, and for nobody else."""
+    transport = Direct(clients(tmp_path, 4))
+    transport.keys = {route: f"SHA256:{route}" for route in transport.nodes if route != BAD}
+    if key is not None:
+        transport.keys[BAD] = key
+    transport.on_hello = lambda r, told: (
+        greeting(told, "name", "SHA256:route-3") if r == BAD else told
+    )
+    admitted = {"SHA256:route-0": 40, "SHA256:route-3": 10**6}
+    if key == "SHA256:route-2":  # a key of its own that is in the table lets it in, as that key
+        admitted["SHA256:route-2"] = 7
+        transport.nodes.pop("route-2")
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 1}), admitted=admitted,
+              patience=Patience(len(admitted), gathering=0.5))  # fmt: skip
+    known = {c["key"]: c["counted"] for c in done.record["clients"]}
+    assert known == {held: min(40, most) for held, most in admitted.items()}
+    for node in ("route-0", "route-3"):
+        assert books_hold(transport.nodes[node]).spent > 0
+
+
 def test_two_clients_cannot_carry_one_name(tmp_path):
     """Both are told apart by key or vault; where names are admitted the second is turned away."""
     transport = Direct(clients(tmp_path))

@@ -203,7 +203,9 @@ def gather_members(
                 if wrong is None and admitted is not None:
                     entry = str(member.key if member.key in admitted else member.name)
                     holder = taken.get(entry, member.identity)
-                    if entry not in admitted or (holder != member.identity and holder in members):
+                    is_own = entry == member.key or not entry.startswith("SHA256:")
+                    is_free = holder == member.identity or holder not in members
+                    if not (entry in admitted and is_own and is_free):
                         wrong = "is not in the table of admitted clients, or was admitted before"
                     else:
                         taken[entry] = member.identity
