@@ -95,7 +95,8 @@ def measure_round(clients: int, lost: int) -> tuple[float, float, int]:
         t=0,
         request=REQUEST,
         size=PARAMETERS,
-        threshold=sum_protocol.choose_threshold(clients, clients // 2, corrupt),
+        honest=clients // 2,
+        corrupt=corrupt,
     )
     assert len(result.keys) == clients - lost
     assert not result.total.any()

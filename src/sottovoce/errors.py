@@ -29,6 +29,7 @@ sottovoce.errors.InputError: clip must be a number > 0, got -1; choose the norm 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Self
 
 
@@ -109,7 +110,11 @@ class RunError(SottovoceError):
 
 
 class RoundVoid(RunError):
-    """Too few clients completed a round whose sum alone is unmasked."""
+    """Too few clients completed a round whose sum alone is unmasked; `blamed` are the others."""
+
+    def __init__(self, text: str, blamed: Iterable[str] = ()) -> None:
+        super().__init__(text)
+        self.blamed = frozenset(blamed)
 
 
 class FederationError(SottovoceError):

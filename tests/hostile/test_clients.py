@@ -411,7 +411,7 @@ def test_who_is_admitted_by_its_key_takes_no_name_from_another(tmp_path):
 
 @pytest.mark.parametrize("key", ["SHA256:stranger", "SHA256:route-2", None])
 def test_who_calls_itself_by_the_key_of_another_is_not_admitted_in_its_place(tmp_path, key):
-    """A name is chosen freely, and a key in the table stands for who has it, and for nobody else."""
+    """A name is chosen freely, and a key in the table stands for nobody but who has it."""
     transport = Direct(clients(tmp_path, 4))
     transport.keys = {route: f"SHA256:{route}" for route in transport.nodes if route != BAD}
     if key is not None:

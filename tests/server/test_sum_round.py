@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sottovoce.client import device, ledger, messages, sum_protocol
+from sottovoce.client.messages import Request
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, rebinding
 from sottovoce.client.vault.journal import MOST_UNPAID
@@ -31,6 +32,7 @@ from sottovoce.reports.certificate import render_certificate
 from sottovoce.server.coordinator import Patience
 from support.devices import ask, kind
 from support.federations import RECORD, go
+from support.hostile_device import greeting
 from support.in_process import CLASSES, FEATURES, Direct, clients, plan
 from support.sum_rounds import sum_nodes
 
@@ -49,6 +51,12 @@ def step_of(blob):
     """Which of the five messages this is."""
     head = messages.unpack(blob)[0]
     return head["sum"]["step"] if "sum" in head else head["step"]
+
+
+def t_of(blob):
+    """Which round a message is about."""
+    head = messages.unpack(blob)[0]
+    return head["t"] if "t" in head else head["round"]["t"]
 
 
 def vaults_hold(transport):
@@ -199,6 +207,132 @@ def test_a_void_round_burns_its_budget_and_the_run_goes_on(tmp_path):
     for node in transport.nodes.values():
         with Vault.open(node.vault, dataset=None) as vault:
             assert len(list(vault.entries())) == 2
+
+
+BAD = "route-1"
+
+
+@pytest.mark.parametrize("way", ["another key", "an old key", "the same key"])
+def test_a_client_that_presents_the_key_of_another_keeps_no_run_from_beginning(tmp_path, way):
+    """A key of the sum view is public: it is known by what it signs, not by a greeting.
+
+    Where both give the same signed key, neither is counted, and the others go on.
+    """
+    transport = Direct(sum_nodes(tmp_path, 5))
+    (first, *_) = transport.nodes.values()
+    own = messages.unpack(device.make_greeting(first))[0]["policy"]["sum"]["member"]
+    transport.on_hello = lambda r, told: (
+        greeting(told, "policy.sum.member", own) if r == BAD else told
+    )
+    old = []
+
+    def answer(blob, node):
+        if node.name == "client-1" and step_of(blob) == "keys" and way != "another key":
+            asked = replace(Request.from_blob(blob), receipt=None)
+            old.append(device.answer_request(asked.to_blob(), first))
+            return old[0] if way == "an old key" else old[-1]
+        return device.answer_request(blob, node)
+
+    transport.answer = answer
+    done = go(transport, tmp_path / "run", own=short(), patience=PATIENCE)
+    assert done.record["status"] == "finished"
+    cohorts = [entry["cohort"] for entry in done.record["rounds"]]
+    # The first of the old keys is the one of its own round.
+    both, bad = [2, 3, 4], [0, 2, 3, 4]
+    expected = {"another key": [bad] * 2, "an old key": [both, bad], "the same key": [both] * 2}
+    assert cohorts == expected[way]
+    vaults_hold(transport)
+
+
+@pytest.mark.parametrize("step", ["keys", "shares", "input", "set", "unmask"])
+def test_a_silent_client_that_greets_again_does_not_cost_every_round_a_deadline(tmp_path, step):
+    """After three rounds it sits out one, two, … and then gets one try."""
+    transport, waited = Direct(sum_nodes(tmp_path, 5)), []
+    hello = device.make_greeting(transport.nodes[BAD])
+    first = transport.greet
+    transport.greet = lambda seconds: first(seconds) | {BAD: hello}
+
+    def lose(route, asked, told):
+        if route == BAD and (step_of(asked) == step or t_of(asked) in waited):
+            waited.append(t_of(asked))
+            return None
+        return told
+
+    transport.on_answer = lose
+    done = go(transport, tmp_path / "run", own=short(**{"rounds.rounds": 8}), patience=PATIENCE)
+    assert waited == [0, 1, 2, 4, 7]
+    assert all(entry["uploads"] >= 4 for entry in done.record["rounds"])
+    assert not any("void" in entry.get("refused", {}) for entry in done.record["rounds"])
+
+
+@pytest.mark.parametrize("code", ["empty", "policy"])
+def test_a_client_that_declines_for_good_is_asked_once_and_replaced(tmp_path, code):
+    transport, asked = Direct(sum_nodes(tmp_path, 5)), []
+
+    def decline(route, blob, told):
+        if route != BAD:
+            return told
+        asked.append(step_of(blob))
+        return messages.make_refusal(code, "no")
+
+    transport.on_answer = decline
+    own = short(**{"rounds.rounds": 4, "rounds.per_round": 4})
+    done = go(transport, tmp_path / "run", own=own, patience=PATIENCE)
+    assert asked == ["keys"]
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [4] * 4
+
+
+def test_a_run_whose_clients_have_declined_for_good_is_over(tmp_path):
+    """Two of five can make no sum of three: no void round is played, and nothing to mend."""
+    transport = Direct(sum_nodes(tmp_path, 5))
+    transport.on_answer = lambda r, asked, told: (
+        messages.make_refusal("empty", "no") if r < "route-3" and t_of(asked) == 2 else told
+    )
+    done = go(transport, tmp_path / "run", own=short(**{"rounds.rounds": 4}), patience=PATIENCE)
+    assert done.record["status"] == "finished"
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [5, 5]
+
+
+def _break_shares(said):
+    head, _ = messages.unpack(said)
+    return messages.pack({**head, "shares": {}})
+
+
+def _break_seal(said):
+    head, _ = messages.unpack(said)
+    return messages.pack({**head, "seal": "00" * 32})
+
+
+@pytest.mark.parametrize(
+    ("lost", "step", "way"),
+    [
+        (2, "keys", None),
+        (2, "shares", None),
+        (2, "shares", _break_shares),
+        (2, "input", None),
+        (2, "set", None),
+        (1, "shares", _break_seal),
+    ],
+)
+def test_rounds_without_a_sum_do_not_go_on_where_enough_clients_answer(tmp_path, lost, step, way):
+    """Who sends no key is not counted on; who spoils three rounds is left out of the next."""
+    transport = Direct(sum_nodes(tmp_path, 5))
+
+    def answer(route, asked, told):
+        if route >= f"route-{lost}":
+            return told
+        if way is None:
+            return told if STEPS.index(step_of(asked)) < STEPS.index(step) else None
+        return way(told) if step_of(asked) == step else told
+
+    transport.on_answer = answer
+    done = go(transport, tmp_path / "run", own=short(**{"rounds.rounds": 5}), patience=PATIENCE)
+    rounds = done.record["rounds"]
+    void = 0 if step == "keys" else 3
+    assert [entry["uploads"] for entry in rounds[void : void + 1]] == [5 - lost]
+    assert all("void" in entry["refused"] for entry in rounds[:void])
+    assert len(rounds) == 5
+    vaults_hold(transport)
 
 
 def test_another_model_to_one_client_gives_no_sum_with_it(tmp_path):

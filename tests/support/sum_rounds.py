@@ -136,7 +136,8 @@ class Cohorts:
             t=t,
             request=REQUEST,
             size=SIZE,
-            threshold=self.threshold if threshold is None else threshold,
+            honest=self.honest if threshold is None else threshold - self.corrupt,
+            corrupt=self.corrupt,
         )
 
     def expect(self, members: Any) -> np.ndarray:

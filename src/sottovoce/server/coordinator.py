@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.client.messages import LONGEST_TEXT, SUM, Request, pack, unpack
-from sottovoce.client.sum_protocol import choose_threshold
+from sottovoce.client.sum_protocol import RoundKey
 from sottovoce.data.federated import Holdings, add_features
 from sottovoce.data.files import hold_folder, write_file
 from sottovoce.data.tables import Source, declare_layout
@@ -436,7 +436,7 @@ class RealClients:
         if len(answers.uploads) >= patience.minimum:
             roll.close_round({i: why for i, why in missing.items() if i not in roll.gone})
             return answers
-        if roll.is_over(besides=list(answers.uploads)):
+        if roll.find_left() <= answers.uploads.keys():
             return RoundAnswers(answers.asked)  # too few clients are left for a round: the run ends
         reasons = ", ".join(f"{why}: {n}" for why, n in _count_reasons(missing).items())
         raise RunError(
@@ -449,61 +449,90 @@ class RealClients:
         """Lead a cohort through the five messages of the sum view; a void round has no sum.
 
         Who is silent or wrong in a message takes no further part in the round: another cohort would
-        be another round to its clients.
+        be another round to its clients. One that declines for good is replaced before the cohort is
+        known. Whose key it is is known by its signature: a greeting may name that of another.
         """
         roll, terms, t = self.roll, self.run.federation.terms, request.round.t
-        request = replace(request, sum={})
+        request, answers = replace(request, sum={}), RoundAnswers()
         rng = seeds.generator(self.header["seed"], Purpose.COHORT, t)
+        least, by_key = terms.honest + terms.corrupt, dict[str, int]()
         roll.greet_returning(self.transport)
-        roll.retry_silent(at_once=True)
-        asked = self._pick_clients(terms.per_round, roll.find_online(), rng)
-        answers = RoundAnswers(asked)
-        if len(asked) < terms.honest + terms.corrupt:
-            if roll.is_over():
+        if np.count_nonzero(roll.find_online()) < least:
+            roll.retry_silent(at_once=True)  # a silent client is better than no round
+        if (online := np.count_nonzero(roll.find_online())) < least:
+            if len(roll.find_left()) < least:
                 return answers
             raise RunError(
-                f"round {t + 1} has {len(asked)} clients to ask and needs honest + corrupt = "
-                f"{terms.honest + terms.corrupt}; bring the clients back and resume the run"
+                f"round {t + 1} has {online} clients to ask and needs honest + corrupt = {least}; "
+                "bring the clients back and resume the run"
             )
-        by_key = {str((roll.members[i].sum or {})["member"]): i for i in asked}
-        if len(by_key) < len(asked):
-            raise RunError("two clients have one key of the sum view; give each a key of its own")
-        size = sum(leaf.size for leaf in request.params.values())
+        names = [str((member.sum or {}).get("member")) for member in roll.members]
+        size, asked_hash = sum(leaf.size for leaf in request.params.values()), request.hash()
+        expected = size, (request.run, t, asked_hash)
 
-        def ask(step: str, heads: dict[str, dict[str, Any]]) -> dict[str, Answer]:
-            blobs = {}
-            for name, head in heads.items():
-                i, said = by_key[name], {k: v for k, v in head.items() if k not in ("run", "t")}
+        def send(step: str, heads: Mapping[int, dict[str, Any]]) -> dict[int, Answer]:
+            blobs, read = {}, {}
+            for i, head in heads.items():
+                said = {k: v for k, v in head.items() if k not in ("run", "t")}
                 if step in ("keys", "input"):
                     asking = replace(request, receipt=roll.members[i].receipt, sum=said)
                     blobs[i] = asking.to_blob()
-                else:
+                elif answers.why.get(i) != SILENT:
                     blobs[i] = pack({"schema": SUM, **head})
-            names, read = {i: name for name, i in by_key.items()}, {}
             for i, blob in self._send(answers, blobs).items():
-                if (answer := self._read_step(answers, i, step, blob, size)) is not None:
-                    read[names[i]] = answer
+                if (answer := self._read_step(answers, i, step, blob, expected)) is not None:
+                    read[i] = answer
             return read
+
+        def ask(step: str, heads: dict[str, dict[str, Any]]) -> dict[str, Answer]:
+            if step != "keys":
+                read = send(step, {by_key[name]: head for name, head in heads.items()})
+                return {name: read[i] for name, i in by_key.items() if i in read}
+            head, found = next(iter(heads.values())), dict[int, Answer]()
+            while room := terms.per_round - sum(i not in roll.gone for i in answers.asked):
+                free = roll.find_online()
+                free[answers.asked] = False
+                if not (more := self._pick_clients(room, free, rng)):
+                    break
+                answers.asked.extend(more)
+                found |= send(step, dict.fromkeys(more, head))
+            signed = Counter(names[i] for i in found)
+            by_key.update({names[i]: i for i in found if signed[names[i]] == 1})
+            for i in found.keys() - by_key.values():  # one of two repeats what the other signed
+                log.warning("client %s has the sum's key of another", roll.members[i].name)
+                answers.why[i] = "malformed"
+            return {name: found[i] for name, i in by_key.items()}
 
         try:
             result = sum_round.play_sum_round(
                 ask,
-                list(by_key),
+                list(names),
                 run=request.run,
                 t=t,
-                request=request.hash(),
+                request=asked_hash,
                 size=size,
-                threshold=choose_threshold(len(asked), terms.honest, terms.corrupt),
+                honest=terms.honest,
+                corrupt=terms.corrupt,
             )
         except RoundVoid as error:
             log.warning("round %d: %s", t + 1, error)
-            return replace(answers, void=True)
-        unit = _compute_grid_step(request.recipe)
-        for name, noise in result.noise.items():
-            i = by_key[name]
-            answers.sigma[i] = (unit / roll.members[i].samples * noise,)
-        roll.close_round({i: why for i, why in answers.why.items() if i not in answers.sigma})
-        return replace(answers, total=result)
+            for name in error.blamed:
+                answers.why.setdefault(by_key[name], "malformed")
+            if len(by_key) < least and len(roll.find_left()) < least:
+                return answers  # nobody has paid, and too few are left for another round
+            answers, missing = replace(answers, void=True), answers.why
+        else:
+            unit = _compute_grid_step(request.recipe)
+            for name, noise in result.noise.items():
+                i = by_key[name]
+                answers.sigma[i] = (unit / roll.members[i].samples * noise,)
+            # One whose input counts may have been silent afterwards, and waited for.
+            missing = answers.find_missing() | answers.why
+            for i in answers.sigma.keys() - missing.keys():
+                roll.missed.pop(i, None)
+            answers = replace(answers, total=result)
+        roll.close_round({i: why for i, why in missing.items() if i not in roll.gone})
+        return answers
 
     def _pick_clients(
         self, size: int, online: NDArray[np.bool_], rng: np.random.Generator
@@ -553,11 +582,18 @@ class RealClients:
             roll.shown[i] = answer.shown
             roll.members[i] = replace(member, receipt=answer.receipt, account=answer.account)
             roll.missed.pop(i, None)
+            answers.why.pop(i, None)
 
     def _read_step(
-        self, answers: RoundAnswers, i: int, step: str, blob: bytes, size: int
+        self,
+        answers: RoundAnswers,
+        i: int,
+        step: str,
+        blob: bytes,
+        expected: tuple[int, tuple[str, int, str]],
     ) -> Answer | None:
-        """Check one client's answer to a step of the sum view."""
+        """Check one client's answer to a step of the sum view; `expected` are size and round."""
+        size, turn = expected
 
         def read() -> Answer | str:
             member, federation = self.roll.members[i], self.run.federation
@@ -565,19 +601,21 @@ class RealClients:
             head, arrays = unpack(blob, limit=8 * size + 2 * LONGEST_TEXT, words=True)
             if head.get("kind") == "refusal":
                 return checks.read_code(head)
-            key = head.get("key")
-            if step == "keys" and not (
-                isinstance(key, dict) and key.get("samples") == member.samples
-            ):
-                raise Malformed("the key's samples are not those of the greeting")
+            if step == "keys":
+                key, who = RoundKey.from_json(head.get("key")), (member.sum or {}).get("member")
+                if (key.member, key.samples) != (who, member.samples):
+                    raise Malformed("key and samples are not those of the greeting")
+                if (key.run, key.t, key.request) != turn:
+                    raise Malformed("the key was made for another round")
             if step == "input":
                 change = grid.grid_sensitivity(federation.recipe.unit, member.samples)
                 receipt, account = checks.check_input(head, member, change, federation.terms.honest)
                 self.roll.members[i] = replace(member, receipt=receipt, account=account)
             return head, arrays
 
-        what = "step of a round"
-        return self._read_answer(answers, i, read, what=what, is_final=step == "keys")
+        # Later steps may be declined because of the others who take part.
+        lasting = LASTING if step == "keys" else ("empty",)
+        return self._read_answer(answers, i, read, what="step of a round", lasting=lasting)
 
     def _read_answer(
         self,
@@ -586,7 +624,7 @@ class RealClients:
         read: Callable[[], Content | str],
         *,
         what: str = "upload",
-        is_final: bool = True,
+        lasting: Sequence[str] = LASTING,
     ) -> Content | None:
         """Return what `read` makes of one client's answer, or note why it does not count.
 
@@ -609,10 +647,9 @@ class RealClients:
             version = member.version or "unknown"
             log.warning("client %s (sottovoce %s) declined: %s", member.name, version, answer)
             answers.why[i] = answer
-            if is_final and answer in LASTING:
+            if answer in lasting:
                 roll.gone[i] = answer
             return None
-        answers.why.pop(i, None)
         return answer
 
 

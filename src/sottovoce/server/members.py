@@ -146,10 +146,9 @@ class Roll:
             if at_once or i not in self.rests:
                 del self.gone[i]
 
-    def is_over(self, besides: Sequence[int] = ()) -> bool:
-        """Return whether all members, apart from these, have declined for good."""
-        every = range(len(self.members))
-        return all(self.gone.get(i) in LASTING for i in every if i not in besides)
+    def find_left(self) -> set[int]:
+        """Return the members that have not declined for good."""
+        return {i for i in range(len(self.members)) if self.gone.get(i) not in LASTING}
 
     def greet_returning(self, transport: Transport, seconds: float = GREETING_SECONDS) -> None:
         """Find the routes of members that greet again; silent ones may then be tried again."""

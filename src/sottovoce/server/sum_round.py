@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from sottovoce.client.sum_protocol import (
     PRIME,
     Cohort,
     RoundKey,
+    choose_threshold,
     compute_public,
     derive_mask,
     expand_mask,
@@ -53,11 +54,20 @@ class SumResult:
 
 
 def play_sum_round(
-    ask: Ask, members: list[str], *, run: str, t: int, request: str, size: int, threshold: int
+    ask: Ask,
+    members: list[str],
+    *,
+    run: str,
+    t: int,
+    request: str,
+    size: int,
+    honest: int,
+    corrupt: int,
 ) -> SumResult:
     """Lead these clients through one round, and return the sum of their noised uploads.
 
-    `ask(step, messages)` returns the answers of the clients that answered, by member.
+    `ask(step, messages)` returns the answers of the clients that answered, by member. The threshold
+    is that of the clients that sent keys: one that is gone does not keep the others from a sum.
     """
 
     def ask_all(step: str, heads: Mapping[str, dict[str, Any]]) -> Mapping[str, Answer]:
@@ -69,7 +79,8 @@ def play_sum_round(
         key = _read(RoundKey.from_json, head.get("key"))
         if key and (key.member, key.run, key.t, key.request) == (member, run, t, request):
             keys[member] = key
-    _require(keys, threshold, "sent a key")
+    _require(keys, honest + corrupt, "sent a key", ())
+    threshold = choose_threshold(len(keys), honest, corrupt)
     cohort = Cohort(run, t, dict(sorted(keys.items())), threshold)
     common = {"keys": [key.to_json() for key in cohort.keys.values()], "threshold": threshold}
 
@@ -80,7 +91,7 @@ def play_sum_round(
         if fits and all(isinstance(text, str) for text in head["shares"].values()):
             dealt[member] = head
     dealers = sorted(dealt)
-    _require(dealt, threshold, "dealt shares")
+    _require(dealt, threshold, "dealt shares", keys)
     input_heads = {
         member: common | {"shares": {d: dealt[d]["shares"][member] for d in dealers if d != member}}
         for member in dealers
@@ -94,7 +105,7 @@ def play_sum_round(
             continue
         if masked is not None and masked.dtype == np.uint64 and masked.shape == (size,):
             inputs[member], noise[member] = masked, sigma
-    _require(inputs, threshold, "sent a masked input")
+    _require(inputs, threshold, "sent a masked input", keys)
     members = sorted(inputs)
     bound = cohort.bind_set(dealers, members)
 
@@ -103,7 +114,7 @@ def play_sum_round(
     for member, (head, _) in ask_all("set", dict.fromkeys(dealers, set_head)).items():
         if member in inputs and is_signed(member, "set", bound, head.get("signature")):
             signatures[member] = head["signature"]
-    _require(signatures, threshold, "signed the set")
+    _require(signatures, threshold, "signed the set", keys)
 
     revealed: dict[str, dict[str, dict[str, int]]] = {}
     unmask_heads = {
@@ -114,7 +125,7 @@ def play_sum_round(
         shares = _read(_read_revealed, head, dealers, members)
         if shares is not None:
             revealed[member] = shares
-    _require(revealed, threshold, "revealed shares")
+    _require(revealed, threshold, "revealed shares", keys)
     total = _unmask(cohort, dealers, inputs, dealt, revealed, size)
     result = SumResult(total, {member: cohort.keys[member] for member in members}, noise)
     _require_norm(result)
@@ -183,7 +194,8 @@ class _Joiner:
             self.rng.shuffle(self.order)
             self._weigh()
         raise RoundVoid(
-            f"the shares of client {member[:12]} give none of its secrets; the round is void"
+            f"the shares of client {member[:12]} give none of its secrets; the round is void",
+            [member],
         )
 
 
@@ -210,11 +222,12 @@ def _read(read: Callable[..., Any], *values: Any) -> Any:
         return None
 
 
-def _require(found: Mapping[str, Any], threshold: int, what: str) -> None:
-    if len(found) < threshold:
+def _require(found: Mapping[str, Any], least: int, what: str, cohort: Iterable[str]) -> None:
+    if len(found) < least:
         raise RoundVoid(
-            f"{len(found)} clients {what} and {threshold} are needed; the round is void, and what "
-            "its clients have paid is spent"
+            f"{len(found)} clients {what} and {least} are needed; the round is void, and what its "
+            "clients have paid is spent",
+            set(cohort) - found.keys(),
         )
 
 

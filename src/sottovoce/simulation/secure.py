@@ -173,7 +173,8 @@ def sum_uploads(
         t=t,
         request=request,
         size=size,
-        threshold=sum_protocol.choose_threshold(len(present), terms.honest, terms.corrupt),
+        honest=terms.honest,
+        corrupt=terms.corrupt,
     )
     unit = federation.recipe.learning_rate * grid.grid_unit(federation.recipe.clip)
     sigma = prepared.sigma.copy()
