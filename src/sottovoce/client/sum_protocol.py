@@ -471,9 +471,9 @@ class Party:
             raise InputError.of("policy.sum.roster", self.member, bound, remedy)
 
     def answer(self, head: Mapping[str, Any], run: str, t: int, booking: Booking | None) -> bytes:
-        """Answer one message of the server; `keys` and `input` need a booking."""
+        """Answer one message of the server; a new key and `input` need a booking."""
         step = head.get("step")
-        if step == "keys" and booking is not None:
+        if step == "keys":
             return _pack(step, {"key": self.make_key(run, t, booking).to_json()})
         cohort = Cohort.read(head.get("keys"), head.get("threshold"), run, t)
         if step == "shares":
@@ -489,13 +489,15 @@ class Party:
             return _pack(step, self.reveal_shares(cohort, head.get("shares"), members, signed))
         raise Malformed("the message is no step of a round")
 
-    def make_key(self, run: str, t: int, booking: Booking) -> RoundKey:
+    def make_key(self, run: str, t: int, booking: Booking | None) -> RoundKey:
         """Return this round's signed key; asked again, the same one."""
         if (noted := self._notes.find_note(run, t, "key")) is not None:
             key = RoundKey.from_json(json.loads(noted))
-            if key.request != booking.request:
+            if booking is not None and key.request != booking.request:
                 raise RoundAnswered("this round was asked with another model or other terms")
             return key
+        if booking is None:
+            raise Malformed("the message is no step of a round")
         public = compute_public(_derive(self._notes.make_secret(run, t), "mask key"))
         promise = promise_noise(booking.sigma, booking.share)
         key = RoundKey(run, t, booking.request, self.member, public, promise, booking.samples, "")
