@@ -41,6 +41,7 @@ from kept import keep
 
 from sottovoce.client import messages, sum_protocol
 from sottovoce.client.sum_protocol import MemoryNotes, Party, SumTerms
+from sottovoce.schedules.pricing import Terms
 from sottovoce.server import sum_round
 
 # The package has a function of the module's name.
@@ -91,12 +92,11 @@ def measure_round(clients: int, lost: int) -> tuple[float, float, int]:
     result = sum_round.play_sum_round(
         ask,
         list(parties),
+        Terms(clients=clients, per_round=clients, honest=clients // 2, corrupt=corrupt),
         run=RUN,
         t=0,
         request=REQUEST,
         size=PARAMETERS,
-        honest=clients // 2,
-        corrupt=corrupt,
     )
     assert len(result.keys) == clients - lost
     assert not result.total.any()

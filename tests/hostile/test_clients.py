@@ -129,7 +129,7 @@ HELLO = {
     "policy.floor": [-1.0, 10**400, "1", True],
     "policy.max_rounds": [0, 1.0, None],
     "policy.run_share": [0, -0.5, 1.5, True, "1", 10**400],
-    "policy.promised": [None, 3, [3], [0, 1], [3, -1], [3, 1.0], [True, 0], [3, 1, 0], [2000, 1]],
+    "policy.promised": [None, 3, [3], [3, -1], [3, 1.0], [True, 0], [3, 1, 0], [2000, 1]],
     "policy.max_steps": [0, 1.0, None, "16", 10**400],
     "budget": [[], {}, "x", 1],
     "budget.epsilon": [0, -1, 1e-9, 1.0, 7.99, 10**400, 1e299, None, "8"],

@@ -453,7 +453,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_coordinator.py::test_every_client_is_asked_with_the_newest_receipt_it_gave",
         (
             (
-                "{\n                i: replace(request, receipt=roll.members[i].receipt).to_blob() for i in waiting\n            }",
+                "{i: replace(request, receipt=roll.members[i].receipt).to_blob() for i in waiting}",
                 "dict.fromkeys(waiting, request.to_blob())",
             ),
         ),
@@ -1199,8 +1199,8 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_federation_observers.py::test_both_books_of_a_run_hold",
         (
             (
-                "most_alone = self.terms.honest * self.capacity[loosest]",
-                "most_alone = self.capacity[loosest]",
+                "np.maximum(self.terms.honest, honest) * self.capacity)",
+                "self.capacity)",
             ),
         ),
     ),

@@ -25,6 +25,7 @@ from sottovoce.client.sum_protocol import (
     write_keys,
 )
 from sottovoce.errors import SottovoceError
+from sottovoce.schedules.pricing import Terms
 from sottovoce.server.sum_round import SumResult, play_sum_round
 from support.devices import make_node, make_vault
 from support.in_process import draw
@@ -129,15 +130,15 @@ class Cohorts:
 
     def play(self, *, t: int = 0, threshold: int | None = None, names: Any = None) -> SumResult:
         self.t = t
+        honest = self.honest if threshold is None else threshold - self.corrupt
         return play_sum_round(
             self.ask,
             self.names if names is None else names,
+            Terms(clients=9, per_round=9, honest=honest, corrupt=self.corrupt),
             run=RUN,
             t=t,
             request=REQUEST,
             size=SIZE,
-            honest=self.honest if threshold is None else threshold - self.corrupt,
-            corrupt=self.corrupt,
         )
 
     def expect(self, members: Any) -> np.ndarray:

@@ -235,10 +235,9 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
             if before.request_hash != asked:
                 words = "this round was asked with another model or other terms"
                 raise RequestDeclined(words, "replay")
-            if before.upload is not None:
-                if not asks_key:
-                    return before.upload
-                # Its key is noted. It needs no price, which may be more than this round has left.
+            if before.upload is not None and not asks_key:
+                return before.upload
+            if before.upload is not None:  # the noted key needs no price: there may be nothing left
                 party = _make_party(node, vault, policy)
                 return party.answer({"step": "keys"}, request.run, request.round.t, None)
             if before.dropped:

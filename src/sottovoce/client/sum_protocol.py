@@ -302,14 +302,10 @@ class RoundKey:
         if not isinstance(values["run"], str) or not all(
             is_hex(values[name], size) for name, size in hexes
         ):
-            raise Malformed(
-                "a key of the round has a field that is no hexadecimal text of its length"
-            )
+            raise Malformed("a key of the round has a field that is no such hexadecimal text")
         for name, least, most in numbers:
             if type(values[name]) is not int or not least <= values[name] <= most:
-                raise Malformed(
-                    f"a key of the round has a {name} that is no whole number in its range"
-                )
+                raise Malformed(f"a key of the round has a {name} that is not in its range")
         key = cls(**values)
         if not is_signed(key.member, "key", key.content, key.signature):
             raise Malformed("a key of the round is not signed by its member")

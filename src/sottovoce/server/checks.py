@@ -177,15 +177,11 @@ def _check_sigma(values: Any, expected: ExpectedUpload) -> tuple[float, ...]:
         raise Malformed("the upload does not state one σ per step")
     if not all(is_finite(s) and s > 0 for s in values):
         raise Malformed("the upload's σ is not a finite number > 0")
-    least, most = _smallest_ratio(expected), expected.ceiling
+    # The floor is that of a whole turn, and so the least of each of its releases.
+    least, most = (expected.member.floor or 0.0) * (1 - 1e-9), expected.ceiling
     if any(not least <= s / expected.sensitivity <= most for s in values):
         raise Malformed("the upload's σ is below the client's floor or above what it needs")
     return tuple(map(float, values))
-
-
-def _smallest_ratio(expected: ExpectedUpload) -> float:
-    """Return the smallest σ/Δ of this client's releases: its floor, which is for a whole turn."""
-    return (expected.member.floor or 0.0) * (1 - 1e-9)
 
 
 @cache
@@ -306,7 +302,7 @@ def _check_loss(
     if not all(is_finite(n) for n in (loss, sigma)):
         raise Malformed("the upload's loss is not a finite number")
     ratio, most = sigma / expected.loss_sensitivity, LOSS_NOISE * expected.ceiling
-    if not _smallest_ratio(expected) <= ratio <= most:
+    if not (expected.member.floor or 0.0) * (1 - 1e-9) <= ratio <= most:
         raise Malformed("the loss's σ is below the client's floor or above what it needs")
     if not (sigma > 0 and -SLACK * sigma <= loss <= expected.asked.loss_bound + SLACK * sigma):
         raise Malformed("the upload's loss is outside [0, B] by more than its noise allows")

@@ -422,11 +422,17 @@ class RealClients:
             if not waiting:
                 break
             began = time.monotonic()
-            messages = {
-                i: replace(request, receipt=roll.members[i].receipt).to_blob() for i in waiting
-            }
-            for i, blob in self._send(answers, messages).items():
-                self._read_upload(answers, i, blob, self._expect_upload(request, asked_hash, i))
+            asks = {i: replace(request, receipt=roll.members[i].receipt).to_blob() for i in waiting}
+            for i, blob in self._send(answers, asks).items():
+                member, expected = roll.members[i], self._expect_upload(request, asked_hash, i)
+                read = partial(checks.check_answer, blob, expected)
+                if (answer := self._read_answer(answers, i, read)) is not None:
+                    answers.uploads[i], answers.blobs[i] = answer, blob
+                    answers.sigma[i], roll.shown[i] = answer.sigma, answer.shown
+                    new = replace(member, receipt=answer.receipt, account=answer.account)
+                    roll.members[i] = new
+                    roll.missed.pop(i, None)
+                    answers.why.pop(i, None)
             # A client that declines for good is replaced at once; only silence counts as a try.
             if any(i not in answers.uploads and i not in roll.gone for i in waiting):
                 tried += 1
@@ -434,7 +440,7 @@ class RealClients:
                     _wait_until(began + patience.compute_pause(tried))  # their reasons may pass
         missing = answers.find_missing()
         if len(answers.uploads) >= patience.minimum:
-            roll.close_round({i: why for i, why in missing.items() if i not in roll.gone})
+            roll.close_round(missing)
             return answers
         if roll.find_left() <= answers.uploads.keys():
             return RoundAnswers(answers.asked)  # too few clients are left for a round: the run ends
@@ -468,19 +474,18 @@ class RealClients:
             )
         names = [str((member.sum or {}).get("member")) for member in roll.members]
         size, asked_hash = sum(leaf.size for leaf in request.params.values()), request.hash()
-        expected = size, (request.run, t, asked_hash)
+        turn = request.run, t, asked_hash
 
         def send(step: str, heads: Mapping[int, dict[str, Any]]) -> dict[int, Answer]:
             blobs, read = {}, {}
             for i, head in heads.items():
-                said = {k: v for k, v in head.items() if k not in ("run", "t")}
                 if step in ("keys", "input"):
-                    asking = replace(request, receipt=roll.members[i].receipt, sum=said)
-                    blobs[i] = asking.to_blob()
+                    said = {k: v for k, v in head.items() if k not in ("run", "t")}
+                    blobs[i] = replace(request, receipt=roll.members[i].receipt, sum=said).to_blob()
                 elif answers.why.get(i) != SILENT:
                     blobs[i] = pack({"schema": SUM, **head})
             for i, blob in self._send(answers, blobs).items():
-                if (answer := self._read_step(answers, i, step, blob, expected)) is not None:
+                if (answer := self._read_step(answers, i, step, blob, size, turn)) is not None:
                     read[i] = answer
             return read
 
@@ -507,12 +512,11 @@ class RealClients:
             result = sum_round.play_sum_round(
                 ask,
                 list(names),
+                terms,
                 run=request.run,
                 t=t,
                 request=asked_hash,
                 size=size,
-                honest=terms.honest,
-                corrupt=terms.corrupt,
             )
         except RoundVoid as error:
             log.warning("round %d: %s", t + 1, error)
@@ -531,7 +535,7 @@ class RealClients:
             for i in answers.sigma.keys() - missing.keys():
                 roll.missed.pop(i, None)
             answers = replace(answers, total=result)
-        roll.close_round({i: why for i, why in missing.items() if i not in roll.gone})
+        roll.close_round(missing)
         return answers
 
     def _pick_clients(
@@ -571,29 +575,10 @@ class RealClients:
             shown=self.roll.shown.get(i, (0.0, 0)),
         )
 
-    def _read_upload(
-        self, answers: RoundAnswers, i: int, blob: bytes, expected: ExpectedUpload
-    ) -> None:
-        """Check one client's answer, and count its upload."""
-        answer = self._read_answer(answers, i, lambda: checks.check_answer(blob, expected))
-        if answer is not None:
-            answers.uploads[i], answers.blobs[i], answers.sigma[i] = answer, blob, answer.sigma
-            roll, member = self.roll, expected.member
-            roll.shown[i] = answer.shown
-            roll.members[i] = replace(member, receipt=answer.receipt, account=answer.account)
-            roll.missed.pop(i, None)
-            answers.why.pop(i, None)
-
     def _read_step(
-        self,
-        answers: RoundAnswers,
-        i: int,
-        step: str,
-        blob: bytes,
-        expected: tuple[int, tuple[str, int, str]],
+        self, answers: RoundAnswers, i: int, step: str, blob: bytes, size: int, turn: object
     ) -> Answer | None:
-        """Check one client's answer to a step of the sum view; `expected` are size and round."""
-        size, turn = expected
+        """Check one client's answer to a step of the sum view; `turn` is (run, t, request)."""
 
         def read() -> Answer | str:
             member, federation = self.roll.members[i], self.run.federation
@@ -603,10 +588,9 @@ class RealClients:
                 return checks.read_code(head)
             if step == "keys":
                 key, who = RoundKey.from_json(head.get("key")), (member.sum or {}).get("member")
-                if (key.member, key.samples) != (who, member.samples):
-                    raise Malformed("key and samples are not those of the greeting")
-                if (key.run, key.t, key.request) != turn:
-                    raise Malformed("the key was made for another round")
+                said = key.member, key.samples, (key.run, key.t, key.request)
+                if said != (who, member.samples, turn):
+                    raise Malformed("the key is not the greeting's, or of another round")
             if step == "input":
                 change = grid.grid_sensitivity(federation.recipe.unit, member.samples)
                 receipt, account = checks.check_input(head, member, change, federation.terms.honest)

@@ -132,10 +132,10 @@ class Roll:
         return True
 
     def close_round(self, missing: Mapping[int, str]) -> None:
-        """Count a missed round for these clients, which declined or were silent."""
+        """Count a missed round for these clients, unless they have declined for good."""
         self.rests = {i: rounds - 1 for i, rounds in self.rests.items() if rounds > 1}
-        for i, why in missing.items():
-            (self.heard.discard if why == SILENT else self.heard.add)(i)
+        for i in missing.keys() - self.gone.keys():
+            (self.heard.discard if missing[i] == SILENT else self.heard.add)(i)
             self.missed[i] = self.missed.get(i, 0) + 1
             if self.missed[i] >= MISSES:
                 self.gone[i], self.rests[i] = SILENT, 2 ** (self.missed[i] - MISSES)
@@ -394,8 +394,11 @@ class Member:
             or not all(type(sums[key]) is int for key in ("honest", "corrupt"))
         ):
             raise Malformed("the greeting's terms of sums are none")
-        is_pair = isinstance(first, list) and [type(n) for n in first] == [int, int]
-        if not is_pair or not (1 <= first[0] <= MOST_COUNTED and 0 <= first[1] <= MOST_COUNTED):
+        counts = range(MOST_COUNTED + 1)
+        if (
+            not isinstance(first, list)
+            or [type(n) is int and n in counts for n in first] != [True] * 2
+        ):
             raise Malformed("the greeting's terms of earlier sums are none")
         floor = 0.0 if policy["floor"] is None else policy["floor"]
         share = policy.get("run_share", 1.0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ from sottovoce.client.sum_protocol import (
 )
 from sottovoce.errors import Malformed, RoundVoid
 from sottovoce.privacy import grid
+from sottovoce.schedules.pricing import Terms
 
 STEPS = ("keys", "shares", "input", "set", "unmask")
 # Multiplications for other ways to put a secret together where shares are wrong: about a second.
@@ -54,15 +56,7 @@ class SumResult:
 
 
 def play_sum_round(
-    ask: Ask,
-    members: list[str],
-    *,
-    run: str,
-    t: int,
-    request: str,
-    size: int,
-    honest: int,
-    corrupt: int,
+    ask: Ask, members: list[str], terms: Terms, *, run: str, t: int, request: str, size: int
 ) -> SumResult:
     """Lead these clients through one round, and return the sum of their noised uploads.
 
@@ -76,11 +70,12 @@ def play_sum_round(
 
     keys, nothing = {}, dict[str, Any]()
     for member, (head, _) in ask_all("keys", dict.fromkeys(members, nothing)).items():
-        key = _read(RoundKey.from_json, head.get("key"))
-        if key and (key.member, key.run, key.t, key.request) == (member, run, t, request):
-            keys[member] = key
-    _require(keys, honest + corrupt, "sent a key", ())
-    threshold = choose_threshold(len(keys), honest, corrupt)
+        with suppress(Malformed):
+            key = RoundKey.from_json(head.get("key"))
+            if (key.member, key.run, key.t, key.request) == (member, run, t, request):
+                keys[member] = key
+    _require(keys, terms.honest + terms.corrupt, "sent a key", ())
+    threshold = choose_threshold(len(keys), terms.honest, terms.corrupt)
     cohort = Cohort(run, t, dict(sorted(keys.items())), threshold)
     common = {"keys": [key.to_json() for key in cohort.keys.values()], "threshold": threshold}
 
@@ -122,9 +117,8 @@ def play_sum_round(
         for member, head in input_heads.items()
     }
     for member, (head, _) in ask_all("unmask", unmask_heads).items():
-        shares = _read(_read_revealed, head, dealers, members)
-        if shares is not None:
-            revealed[member] = shares
+        with suppress(Malformed):
+            revealed[member] = _read_revealed(head, dealers, members)
     _require(revealed, threshold, "revealed shares", keys)
     total = _unmask(cohort, dealers, inputs, dealt, revealed, size)
     result = SumResult(total, {member: cohort.keys[member] for member in members}, noise)
@@ -213,13 +207,6 @@ def _read_revealed(
             raise Malformed("a share is none")
         shares_by_kind[kind] = {member: int(text, 16) for member, text in shares.items()}
     return shares_by_kind
-
-
-def _read(read: Callable[..., Any], *values: Any) -> Any:
-    try:
-        return read(*values)
-    except Malformed:
-        return None
 
 
 def _require(found: Mapping[str, Any], least: int, what: str, cohort: Iterable[str]) -> None:

@@ -165,16 +165,14 @@ def sum_uploads(
             for member, head in heads.items()
         }
 
-    terms = parties[0].terms
     result = sum_round.play_sum_round(
         ask,
         list(by_name),
+        federation.terms,
         run=run,
         t=t,
         request=request,
         size=size,
-        honest=terms.honest,
-        corrupt=terms.corrupt,
     )
     unit = federation.recipe.learning_rate * grid.grid_unit(federation.recipe.clip)
     sigma = prepared.sigma.copy()
