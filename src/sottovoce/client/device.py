@@ -482,14 +482,10 @@ def _disclose_budget(vault: Vault) -> dict[str, Any] | None:
 
 def _disclose_policy(node: Node, vault: Vault, rows: Rows) -> dict[str, Any]:
     policy, promised, terms = vault.policy, vault.promised, (1, 0)
+    public = ("samples", "unit", "clip", "calibration", "max_rounds", "max_steps")
     disclosed: dict[str, Any] = {
-        "samples": policy.samples,
-        "unit": policy.unit,
-        "clip": policy.clip,
-        "calibration": policy.calibration,
+        **{name: getattr(policy, name) for name in public},
         "floor": policy.floor if policy.disclose else None,
-        "max_rounds": policy.max_rounds,
-        "max_steps": policy.max_steps,
         # With a server share it depends on the server's earlier runs, and is left out.
         "run_share": policy.run_share if policy.server_share == 1 else None,
     }

@@ -294,16 +294,11 @@ class RoundKey:
         if not isinstance(values, Mapping) or values.keys() != cls.__dataclass_fields__.keys():
             raise Malformed("a key of the round has not the fields of a key")
         hexes = (("request", 32), ("member", 32), ("mask_key", 32), ("signature", 64))
-        numbers = (
-            ("t", 0, 10**9),
-            ("promise", 1, grid.LARGEST_NOISE),
-            ("samples", 1, grid.MOST_SAMPLES),
-        )
-        if not isinstance(values["run"], str) or not all(
-            is_hex(values[name], size) for name, size in hexes
-        ):
+        ranges = (0, 10**9), (1, grid.LARGEST_NOISE), (1, grid.MOST_SAMPLES)
+        are_hex = all(is_hex(values[name], size) for name, size in hexes)
+        if not (are_hex and isinstance(values["run"], str)):
             raise Malformed("a key of the round has a field that is no such hexadecimal text")
-        for name, least, most in numbers:
+        for name, (least, most) in zip(("t", "promise", "samples"), ranges, strict=True):
             if type(values[name]) is not int or not least <= values[name] <= most:
                 raise Malformed(f"a key of the round has a {name} that is not in its range")
         key = cls(**values)

@@ -66,10 +66,8 @@ class ExpectedUpload:
     @property
     def longest(self) -> int:
         """A number of bytes that no honest answer exceeds."""
-        size = sum(leaf.size for leaf in self.asked.params.values())
-        return (
-            4 * size + HEAD_BYTES + 512 * len(self.asked.params) + 32 * self.asked.recipe.releases
-        )
+        arrays = sum(4 * leaf.size + 512 for leaf in self.asked.params.values())
+        return arrays + HEAD_BYTES + 32 * self.asked.recipe.releases
 
     @property
     def sensitivity(self) -> float:

@@ -101,10 +101,8 @@ def find_misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> s
     if recipe.clip > member.clip:
         return f"allows a clip of {member.clip:g}, and local.clip is {recipe.clip:g}"
     if member.unit != plan.local.unit:  # its vault counts all releases in one unit
-        whole = {"client": "all its data", "person": "persons", "record": "single records"}[
-            member.unit
-        ]
-        return f"protects {whole}, which local.unit = {member.unit} does"
+        whole = {"client": "all its data", "person": "persons", "record": "single records"}
+        return f"protects {whole[member.unit]}, which local.unit = {member.unit} does"
     if member.rows_per_person != plan.rows_per_person:
         return (
             f"uses {member.rows_per_person} rows of a person, and data.rows_per_person is "
@@ -413,12 +411,8 @@ class RealClients:
             if tried or np.count_nonzero(roll.find_online()) < patience.minimum:
                 roll.retry_silent(at_once=True)  # a silent client is better than no round
             waiting = [i for i in answers.asked if i not in answers.uploads and i not in roll.gone]
-            if (room := request.per_round - len(answers.uploads) - len(waiting)) > 0:
-                free = roll.find_online()
-                free[answers.asked] = False
-                more = self._pick_clients(room, free, rng)
-                answers.asked.extend(more)
-                waiting += more
+            room = request.per_round - len(answers.uploads) - len(waiting)
+            waiting += self._pick_clients(answers, room, rng)
             if not waiting:
                 break
             began = time.monotonic()
@@ -494,13 +488,10 @@ class RealClients:
                 read = send(step, {by_key[name]: head for name, head in heads.items()})
                 return {name: read[i] for name, i in by_key.items() if i in read}
             head, found = next(iter(heads.values())), dict[int, Answer]()
-            while room := terms.per_round - sum(i not in roll.gone for i in answers.asked):
-                free = roll.find_online()
-                free[answers.asked] = False
-                if not (more := self._pick_clients(room, free, rng)):
-                    break
-                answers.asked.extend(more)
+            more = self._pick_clients(answers, terms.per_round, rng)
+            while more:
                 found |= send(step, dict.fromkeys(more, head))
+                more = self._pick_clients(answers, sum(i in roll.gone for i in more), rng)
             signed = Counter(names[i] for i in found)
             by_key.update({names[i]: i for i in found if signed[names[i]] == 1})
             for i in found.keys() - by_key.values():  # one of two repeats what the other signed
@@ -539,10 +530,18 @@ class RealClients:
         return answers
 
     def _pick_clients(
-        self, size: int, online: NDArray[np.bool_], rng: np.random.Generator
+        self, answers: RoundAnswers, room: int, rng: np.random.Generator
     ) -> list[int]:
-        kind, asked = self.run.federation.terms.cohort, self.run.state.asked
-        return [int(i) for i in pick_cohort(kind, asked=asked, size=size, rng=rng, online=online)]
+        """Return at most so many clients that were not yet asked in this round, and note them."""
+        if room < 1:
+            return []
+        online, kind = self.roll.find_online(), self.run.federation.terms.cohort
+        online[answers.asked] = False
+        asked = self.run.state.asked
+        picked = pick_cohort(kind, asked=asked, size=room, rng=rng, online=online)
+        more = [int(i) for i in picked]
+        answers.asked.extend(more)
+        return more
 
     def _send(self, answers: RoundAnswers, blobs: Mapping[int, bytes]) -> dict[int, bytes]:
         """Send clients their messages; return what came back in time, and note who is silent."""

@@ -24,6 +24,7 @@ from sottovoce.client.sum_protocol import (
     PRIME,
     Cohort,
     RoundKey,
+    Words,
     choose_threshold,
     compute_public,
     derive_mask,
@@ -43,6 +44,7 @@ STEPS = ("keys", "shares", "input", "set", "unmask")
 _WORK = 2**22
 
 Answer = tuple[dict[str, Any], dict[str, NDArray[Any]]]
+Revealed = dict[str, dict[str, dict[str, int]]]  # by member that reveals, kind, and owner
 Ask = Callable[[str, dict[str, dict[str, Any]]], Mapping[str, Answer]]
 
 
@@ -92,7 +94,7 @@ def play_sum_round(
         for member in dealers
     }
 
-    inputs, noise = dict[str, NDArray[np.uint64]](), dict[str, int]()
+    inputs, noise = dict[str, Words](), dict[str, int]()
     for member, (head, arrays) in ask_all("input", input_heads).items():
         masked, sigma = arrays.get("masked"), head.get("noise")
         promise = cohort.keys[member].promise
@@ -111,7 +113,7 @@ def play_sum_round(
             signatures[member] = head["signature"]
     _require(signatures, threshold, "signed the set", keys)
 
-    revealed: dict[str, dict[str, dict[str, int]]] = {}
+    revealed: Revealed = {}
     unmask_heads = {
         member: {**head, "set": members, "signatures": signatures}
         for member, head in input_heads.items()
@@ -120,29 +122,25 @@ def play_sum_round(
         with suppress(Malformed):
             revealed[member] = _read_revealed(head, dealers, members)
     _require(revealed, threshold, "revealed shares", keys)
-    total = _unmask(cohort, dealers, inputs, dealt, revealed, size)
+    total = _unmask(cohort, inputs, dealt, revealed)
     result = SumResult(total, {member: cohort.keys[member] for member in members}, noise)
     _require_norm(result)
     return result
 
 
 def _unmask(
-    cohort: Cohort,
-    dealers: list[str],
-    inputs: Mapping[str, NDArray[np.uint64]],
-    dealt: Mapping[str, dict[str, Any]],
-    revealed: Mapping[str, dict[str, dict[str, int]]],
-    size: int,
+    cohort: Cohort, inputs: Mapping[str, Words], dealt: Mapping[str, Any], revealed: Revealed
 ) -> NDArray[np.int64]:
     """Return Σ y_i less the self-masks of the set and the masks of those who dropped out."""
-    total = np.zeros(size, np.uint64)
+    total = np.zeros_like(next(iter(inputs.values())))
     for masked in inputs.values():
         total += masked
+    size = total.size
     joined = _Joiner(cohort, revealed)
     for member in inputs:
         seed = joined.join("seed", member, seal_seed, dealt[member]["seal"])
         total -= expand_mask(seed, size)
-    for lost in sorted(set(dealers) - inputs.keys()):
+    for lost in sorted(dealt.keys() - inputs.keys()):
         known = cohort.keys[lost]
         secret = joined.join("key", lost, compute_public, known.mask_key)
         for member in inputs:
@@ -156,7 +154,7 @@ def _unmask(
 class _Joiner:
     """Puts secrets together from shares; tries other subsets where some of them are wrong."""
 
-    def __init__(self, cohort: Cohort, revealed: Mapping[str, dict[str, dict[str, int]]]) -> None:
+    def __init__(self, cohort: Cohort, revealed: Revealed) -> None:
         self.cohort, self.revealed = cohort, revealed
         self.all = lagrange_weights([cohort.points[member] for member in revealed])
         self.rng = random.Random(0)  # which shares are tried is no secret
