@@ -501,13 +501,7 @@ class RealClients:
 
         try:
             result = sum_round.play_sum_round(
-                ask,
-                list(names),
-                terms,
-                run=request.run,
-                t=t,
-                request=asked_hash,
-                size=size,
+                ask, names, terms, run=request.run, t=t, request=asked_hash, size=size
             )
         except RoundVoid as error:
             log.warning("round %d: %s", t + 1, error)

@@ -166,13 +166,7 @@ def sum_uploads(
         }
 
     result = sum_round.play_sum_round(
-        ask,
-        list(by_name),
-        federation.terms,
-        run=run,
-        t=t,
-        request=request,
-        size=size,
+        ask, list(by_name), federation.terms, run=run, t=t, request=request, size=size
     )
     unit = federation.recipe.learning_rate * grid.grid_unit(federation.recipe.clip)
     sigma = prepared.sigma.copy()
