@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from itertools import combinations
 
+import mpmath
 import numpy as np
 import opendp.prelude as dp
 import pytest
@@ -17,8 +18,9 @@ from sottovoce.cli.commands import app
 from sottovoce.client import describe, ledger
 from sottovoce.client.vault import Vault
 from sottovoce.errors import DataError, InputError, Refusal, SottovoceError
-from sottovoce.privacy import gaussian
+from sottovoce.privacy import gaussian, grid
 from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.tank import FULL
 from sottovoce.reports.certificate import export_description
 from sottovoce.simulation.secure import describe_plan
 
@@ -132,6 +134,30 @@ def test_the_promise_is_not_better_than_that_of_opendp(table):
     assert found.epsilon <= converted.map(change).epsilon(found.delta)  # a looser conversion
 
 
+def test_what_is_stated_is_never_below_what_is_proven(table):
+    """docs/proofs.md, (c): ε must be δ(ε − x, μ) ≤ δ·(1 − x − 1e-9) with the μ of the grid's σ."""
+    _, folder = table
+    layout = describe_plan(plan_for(folder)).layout
+    values = np.zeros(describe.make_model(layout).size)
+    rng = np.random.default_rng(0)
+    with mpmath.workdps(50):
+        for i in range(300):
+            delta = float(rng.choice([0.5, 0.1, 1e-3, 1e-5, 1e-12]))
+            mu = float(gaussian.mu(10.0 ** rng.uniform(-6.5, 2), delta))
+            noise, n = math.ceil(grid.REPLACED / mu), int(10 ** rng.uniform(0, 6))
+            norm = (1.0, 0.3)[i % 2]
+            recipe = Recipe(1 / norm, norm)
+            sigma = recipe.learning_rate / n * grid.grid_unit(norm) * noise  # as `release` says it
+            known = {"unit": "record", "delta": delta, "clients": {"ward": n}, "bins": 10}
+            found = describe.make_description(layout, values, sigma, recipe=recipe, **known)
+            exact = mpmath.mpf(grid.REPLACED) / noise
+            x = (2**30 + 400) * exact**2 / 2**65
+            epsilon = max(mpmath.mpf(found.epsilon) - x, mpmath.mpf(0))
+            real = mpmath.ncdf(exact / 2 - epsilon / exact)
+            real -= mpmath.exp(epsilon) * mpmath.ncdf(-exact / 2 - epsilon / exact)
+            assert real <= mpmath.mpf(delta) * (1 - x - mpmath.mpf("1e-9")), (delta, mu, found)
+
+
 def test_the_noise_is_as_large_as_it_says(table):
     """12 descriptions; the mean square of z-scores is outside 4.9 deviations once in a million."""
     _, folder = table
@@ -163,6 +189,37 @@ def test_a_description_takes_its_share_of_the_vault_and_no_more(table):
     describe.describe_node(path, share=1.0)
     with pytest.raises(Refusal, match=r"nothing left|refuses"):
         describe.describe_node(path, share=1.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "policy", "tightened"),
+    [
+        (0.1, {"max_rounds": 1, "run_share": 1.0, "floor": 1e-9}, {}),
+        (0.0001, {}, {}),
+        (0.3, {"max_rounds": 2, "run_share": 1.0, "floor": 1e-9}, {}),
+        (0.2, {}, {"epsilon": 4.0}),
+        (1 / 3, {"run_share": 1.0, "floor": 1e-9}, {"max_rounds": 2}),
+    ],
+)
+def test_no_description_takes_more_than_the_share_it_names(table, share, policy, tightened):
+    """However few rounds a run may have, and though the node file was tightened meanwhile."""
+    _, folder = table
+    path, before = make_node(folder, **policy), 0
+    if tightened:
+        describe.describe_node(path, share=0.01)
+        text = path.read_text().replace("epsilon = 8.0\n", "")
+        for key, value in ({"epsilon": 8.0} | tightened).items():
+            text = text.replace("[policy]\n", f"[policy]\n{key} = {value}\n")
+        path.write_text(text)
+        with Vault.open(folder / "ward.vault", dataset=None) as vault:
+            before = vault.spent
+    found = describe.describe_node(path, share=share)
+    with Vault.open(folder / "ward.vault", dataset=None) as vault:
+        assert 0.5 * share * vault.limit < vault.spent - before <= share * vault.limit
+        whole = gaussian.mu(8.0, 1e-5) ** 2 * (vault.spent - before) / FULL
+        left = int(found.text.partition("% of the ledger's")[0].split()[-1])
+        assert left <= 100 * (vault.limit - vault.spent) / vault.limit
+    assert gaussian.mu(found.epsilon, found.delta) ** 2 <= whole * (1 + 1e-6)
 
 
 def test_a_person_counts_once(table):
@@ -216,8 +273,8 @@ def test_nothing_is_taken_from_the_rows_beside_the_release(table):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["ward.toml", "--share", "0"], "share must be above 0"),
-        (["ward.toml", "--share", "nan"], "share must be above 0"),
+        (["ward.toml", "--share", "0"], "share must be from 1e-06 to 1"),
+        (["ward.toml", "--share", "nan"], "share must be from 1e-06 to 1"),
         (["ward.toml", "--bins", "1"], "bins must be a whole number from 2"),
         (["ward.toml", "ward.toml"], "description.json if there are several"),
         (["ward.toml", "--out", "full"], "a new or empty folder"),

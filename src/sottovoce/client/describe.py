@@ -15,6 +15,7 @@ import secrets
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sottovoce.client import messages
-from sottovoce.client.device import PATIENCE, answer_request, check_node
+from sottovoce.client.device import PATIENCE, answer_request, check_node, open_vault
 from sottovoce.client.messages import Request
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault
@@ -31,9 +32,10 @@ from sottovoce.data.tables import Layout, Source, check_source, is_bounds, make_
 from sottovoce.errors import DataError, InputError, Refusal, TankEmpty
 from sottovoce.models.base import Floats, Regression
 from sottovoce.models.statistics import BINS, PARAMETER, Statistics
-from sottovoce.privacy import gaussian
+from sottovoce.privacy import calibration
 from sottovoce.privacy.budget import NOT_COVERED, Unit, format_budget, list_always_not_covered
 from sottovoce.privacy.sensitivity import Recipe
+from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.schedules.base import Round
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ MISSING = (
 SHARE = 0.1  # of the budget, unless the user chooses another
 _BARS = " ▁▂▃▄▅▆▇█"
 _SHOWN = 10  # correlations
+_ROUND_UP = 1 + 1e-11  # pays for the 2⁻⁴⁰ by which σ is larger than the grid's, and for floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,9 @@ class Description:
     def text(self) -> str:
         """The promise as one paragraph."""
         about = {"record": "one record", "person": "one person", "client": "all data"}[self.unit]
-        left = "" if self.left is None else f" {self.left:.0%} of the ledger's budget is left."
+        left = (
+            "" if self.left is None else f" {int(100 * self.left)}% of the ledger's budget is left."
+        )
         return (
             f"These statistics are {format_budget(self.epsilon, self.delta)}-"
             f"differentially private for {about} of each client (adjacency: replace-one), whoever "
@@ -262,30 +267,39 @@ def make_description(
     model = make_model(layout, bins=known["bins"])
     scale = np.full(model.size, model.divisor)
     scale[model.parts["products"]] /= model.weight
-    mu = float(recipe.sensitivity(samples)) / sigma
-    epsilon = float(gaussian.epsilon(known["delta"], mu)) * (1 + 1e-6)  # noise on a grid, too
+    mu2 = (float(recipe.sensitivity(samples)) / sigma) ** 2 * _ROUND_UP
+    epsilon = float(calibration.bound_epsilon(known["delta"], mu2))
     mean = np.asarray(uploaded, np.float64) * scale
     return Description(
         layout, epsilon=max(epsilon, 1e-6), mean=mean, error=sigma * model.divisor, **known
     )
 
 
-def plan_release(left: int, whole: int, share: float, most: int = 10**6) -> Round:
-    """Return the round that takes this share of a budget: the first of so many equal ones.
+def plan_release(tank: Tank, whole: int, share: float, most: int = 10**6) -> Round:
+    """Return the round that takes at most this share of a budget of `whole` units.
 
-    >>> plan_release(left=900, whole=1000, share=0.1, most=1000).horizon
-    9
+    It is the first of so many equal ones. A run of `most` rounds may be too short for a small
+    share: then the noise is scaled up.
+
+    >>> plan_release(Tank.full(1.0).spend(FULL // 10), FULL, share=0.1)
+    Round(t=0, horizon=9, scale=1.0, spread=None)
+    >>> plan_release(Tank.full(1.0), FULL, share=0.25, most=1)
+    Round(t=0, horizon=1, scale=2.000000000001819, spread=1)
     """
-    rounds = math.ceil(left / (share * whole) * (1 - 1e-12))
-    if not rounds:
+    most_units = int(Fraction(str(share)) * whole)
+    if not tank.left:
         raise TankEmpty("the privacy budget has nothing left for a description")
-    return Round(0, min(rounds, most))
+    rounds = int(tank.left) // (most_units + 1) + 1  # so that left // rounds ≤ most_units
+    if rounds <= most:
+        return Round(0, rounds)
+    rounds = (FULL - int(tank.opened)) // (most_units + 1) + 1  # a scaled round is a share of that
+    return Round(0, most, math.sqrt(rounds / most) * (1 + 2**-40), most)
 
 
 def require_share(share: float) -> None:
-    """Refuse a share of the budget that is none."""
-    if not 0 < share <= 1:
-        raise InputError.of("share", share, "above 0 and at most 1", "0.1 is a tenth of the budget")
+    """Refuse a share of the budget that is none, or too small for anything but noise."""
+    if not 1e-6 <= share <= 1:
+        raise InputError.of("share", share, "from 1e-06 to 1", "0.1 is a tenth of the budget")
 
 
 def is_node_file(path: Path) -> bool:
@@ -307,9 +321,9 @@ def describe_node(path: Path, *, share: float = SHARE, bins: int = BINS) -> Desc
     check_node(node)
     rows, source = node.read_rows(), Source(node.data, **node.table, target=node.target)
     layout, run = make_layout(check_source(source), source), secrets.token_hex(16)
-    with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
-        policy, whole = vault.policy, vault.limit
-        turn = plan_release(vault.count_left(run, ""), whole, share, policy.max_rounds)
+    with open_vault(node, rows) as vault:  # with the node file's terms, as the answer will
+        policy = vault.policy
+        turn = plan_release(vault.tank(run), vault.limit, share, policy.max_rounds)
     norm = min(1.0, policy.clip)
     model = make_model(layout, bins=bins, norm=norm)
     recipe = Recipe(1 / norm, norm, unit=policy.unit)

@@ -83,7 +83,7 @@ def _answer_blob(blob: bytes, node: Node) -> bytes:
         raise Malformed("the message names no round of a run")
     if arrays or not messages.RUN.fullmatch(run):
         raise Malformed("the message is no step of a round")
-    with _open_vault(node, node.read_rows()) as vault:
+    with open_vault(node, node.read_rows()) as vault:
         return _make_party(node, vault, vault.policy).answer(head, run, t, None)
 
 
@@ -178,7 +178,7 @@ def _describe_error(error: Exception) -> str:
 
 def _make_greeting(node: Node) -> bytes:
     rows = node.read_rows()
-    with _open_vault(node, rows) as vault:
+    with open_vault(node, rows) as vault:
         return messages.pack(
             {
                 "schema": messages.HELLO if rows.encoding is None else messages.TABLE_HELLO,
@@ -218,7 +218,7 @@ def _note_failure(node: Node, rows: Rows, why: str) -> None:
 
 
 def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Reservation]) -> bytes:
-    with _open_vault(node, rows) as vault:
+    with open_vault(node, rows) as vault:
         policy = vault.policy
         _require_samples(node, rows, vault)
         own_model = node.load_own_model() if request.form.name == OWN else None
@@ -340,7 +340,8 @@ def count_units(change: int, noise: int, capacity: float) -> int:
     return math.ceil(FULL * Fraction(change, noise) ** 2 / Fraction(capacity))
 
 
-def _open_vault(node: Node, rows: Rows) -> Vault:
+def open_vault(node: Node, rows: Rows) -> Vault:
+    """Open the client's vault, tightened to the terms of its node file."""
     vault = Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE)
     try:
         wanted = node.make_policy(vault.policy.samples, vault.policy)

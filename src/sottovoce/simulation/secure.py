@@ -226,7 +226,8 @@ def describe_plan(
     plan, held = federation.plan, federation.held
     assert held.layout is not None
     model = describe.make_model(held.layout, bins=bins)
-    recipe, turn = Recipe(1.0, 1.0, unit=plan.local.unit), describe.plan_release(FULL, FULL, share)
+    recipe = Recipe(1.0, 1.0, unit=plan.local.unit)
+    turn = describe.plan_release(Tank.full(1.0), FULL, share)
     terms, zeros = Terms(1, 1, calibration=plan.privacy.calibration), np.zeros(model.size)
     form = replace(model.form(), rows_per_person=plan.rows_per_person, target=held.target)
     codes = describe.list_uncovered(plan.local.unit, *federation.not_covered("unvaulted"))
