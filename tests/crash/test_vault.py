@@ -72,8 +72,8 @@ MUTANTS = {
     ),
     "no sync of the witness": (
         "witness.py",
-        "        os.write(descriptor, content)\n        os.fsync(descriptor)\n",
-        "        os.write(descriptor, content)\n",
+        "content[os.write(descriptor, content) :]\n        os.fsync(descriptor)\n",
+        "content[os.write(descriptor, content) :]\n",
     ),
     "no sync of the folder": (
         "witness.py",

@@ -80,8 +80,8 @@ import jax, jinja2, matplotlib.backends.backend_svg, optax, polars, rich.live, t
 for name in ("fcntl", "grp", "pwd", "resource", "termios"):
     sys.modules[name] = None
 absent = {
-    os: "O_CLOEXEC O_DIRECTORY chown fchmod fchown fork geteuid getuid killpg posix_fallocate "
-    "sched_getaffinity setsid statvfs sysconf",
+    os: "O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK chown fchmod fchown fork geteuid getuid "
+    "killpg posix_fallocate sched_getaffinity setsid statvfs sysconf",
     select: "epoll poll",
     signal: "SIGALRM SIGCHLD SIGHUP SIGKILL SIGQUIT SIGUSR1 alarm pthread_sigmask setitimer",
 }

@@ -377,7 +377,7 @@ def verify(path: str | Path) -> Verification:
     require_file(Path(path))
     looks = "lock, form, and the hashes of {}"
     try:
-        chest = Chest.open(Path(path), whole=True)
+        chest = Chest.open(Path(path), reading=True)
     except VaultRefusal as no:
         return Verification(str(path), (Check("chain", looks.format("its lines"), str(no)),))
     with closing(chest):

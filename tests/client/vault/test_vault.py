@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sottovoce.client import ledger
 from sottovoce.client.vault import (
     Policy,
     Vault,
@@ -33,6 +35,7 @@ from sottovoce.client.vault import (
     rebind,
     restore,
     resume,
+    witness,
 )
 from sottovoce.client.vault.chain import encode_canonical
 from sottovoce.client.vault.journal import Records
@@ -46,6 +49,7 @@ from sottovoce.errors import (
 )
 from sottovoce.privacy.calibration import capacity
 from sottovoce.privacy.tank import FULL
+from support.accounts import CLIENT, client_folder, do_apart
 from support.vault_damage import damage_and_look, unguarded_file
 from support.vault_play import (
     DATASET,
@@ -583,25 +587,252 @@ def test_what_root_writes_belongs_to_the_vaults_account(place, monkeypatch):
     assert kept.stat().st_uid == owner[0]
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can act as two accounts")
+
+
+@needs_root
+def test_a_client_goes_on_after_root_has_rebound_its_vault(monkeypatch):
+    with client_folder() as folder:
+        place, state = folder / "ward.vault", folder / "state"
+        monkeypatch.setenv("SOTTOVOCE_STATE", str(state))
+        do_apart(place, "used(place)", account=CLIENT)
+        place.with_name("ward.vault.lock").unlink()
+        rebind(place, dataset=OTHER, samples=150, overlap="some")
+        with Vault.open(place, dataset=OTHER) as vault:
+            vault.store(book(vault, 0, run="run-r"), b"by root")
+        monkeypatch.setenv("SOTTOVOCE_STATE", str(folder / "new" / "state"))
+        move(place, nothing_since=True)  # makes a state folder where there is none
+        for path in folder.rglob("*"):
+            assert (path.lstat().st_uid, path.lstat().st_gid) == (CLIENT, CLIENT), path
+
+        go_on = """
+with Vault.open(place, dataset=OTHER) as vault:
+    vault.store(book(vault, 1), b"by the client")
+rebind(place, dataset=DATASET, samples=9, overlap="some")
+"""
+        assert do_apart(place, go_on, account=CLIENT) == []
+
+
+def test_a_witness_keeps_its_mode(place):
+    """An operator may have let a group read it, for a monitor."""
+    used(place)
+    with Vault.open(place, dataset=DATASET) as vault:
+        both = place.with_name("ward.vault.witness"), witness.locate_kept(vault.id)
+        for path in both:
+            assert path.stat().st_mode & 0o777 == 0o600
+            path.chmod(0o640)
+        book(vault, 7, run="run-d")
+    assert [path.stat().st_mode & 0o777 for path in both] == [0o640] * 2
+
+
 @pytest.mark.parametrize("which", ["beside", "kept"])
-def test_a_witness_of_another_account_is_not_called_damaged(place, monkeypatch, which):
+def test_a_disk_that_takes_half_a_witness_leaves_the_old_one(place, which):
+    """A real short write: the file may have 100 bytes, so that `write` takes these and no more."""
+    used(place)
+
+    fill = f"""
+def limit():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+def keep(receipt, plain=witness.keep_receipt):
+    if {which == "kept"}:
+        limit()
+    plain(receipt)
+    limit()
+with Vault.open(place, dataset=DATASET) as vault:
+    witness.keep_receipt = keep
+    refused(book, vault, 7)
+"""
+    before = Vault.open(place, dataset=None)
+    before.close()
+    both = place.with_name("ward.vault.witness"), witness.locate_kept(before.id)
+    (said,) = do_apart(place, fill)
+    assert "cannot be written (File too large)" in said
+    for path in both:
+        assert VaultReceipt.parse(path.read_text()).vault == before.id
+        assert not path.with_name(path.name + ".part").exists()
+    with Vault.open(place, dataset=DATASET) as vault:
+        assert vault.spent == before.spent + SHARE  # booked, and nothing was released
+        assert [VaultReceipt.parse(path.read_text()) for path in both] == [vault.receipt()] * 2
+
+
+@pytest.mark.parametrize("which", ["beside", "kept"])
+def test_a_witness_that_was_cut_short_is_told_from_an_older_one(place, which):
     used(place)
     with Vault.open(place, dataset=None) as vault:
-        closed = "ward.vault.witness" if which == "beside" else vault.id
-    plain = Path.read_text
+        kept = witness.locate_kept(vault.id)
+    path = place.with_name("ward.vault.witness") if which == "beside" else kept
+    for content in (b"", path.read_bytes()[:100]):
+        path.write_bytes(content)
+        with pytest.raises(VaultRefusal, match="was cut short, as by a full disk"):
+            Vault.open(place, dataset=DATASET)
 
-    def read_text(path, *words):
-        if path.name == closed:
-            raise PermissionError(13, "Permission denied", str(path))
-        return plain(path, *words)
 
-    monkeypatch.setattr(Path, "read_text", read_text)
-    with pytest.raises(VaultRefusal) as no:
-        Vault.open(place, dataset=DATASET)
-    assert f"{closed} cannot be read (Permission denied)" in str(no.value)
-    assert "chown" in str(no.value)
-    for word in ("damaged", "remove", "rebind"):  # each would be the wrong thing to do
-        assert word not in str(no.value)
+WRONG = ("damaged", "copy", "older or", "remove", "rebind", "burn")  # of a file that is in order
+
+
+def test_too_many_open_files_are_not_called_damage(place):
+    used(place)
+    few = """
+free = os.open("/dev/null", os.O_RDONLY)
+os.close(free)
+for dataset in (DATASET, None) * 2:  # the first ones also import
+    for most in range(20):
+        now, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + most, hard))
+        try:
+            refused(lambda: Vault.open(place, dataset=dataset).close())
+        except ImportError:
+            pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (now, hard))
+"""
+    said = set(do_apart(place, few))
+    assert "" in said  # twenty are enough
+    assert len(said) > 3
+    for text in said - {""}:
+        assert not [word for word in WRONG if word in text], text
+        assert "again" in text
+    Vault.open(place, dataset=DATASET).close()
+
+
+def test_a_read_error_of_the_disk_is_not_called_damage(place):
+    used(place)
+
+    class Failing:
+        """A connection whose disk fails: SQLite's error, as it is raised."""
+
+        def execute(self, *_):
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorname = "SQLITE_IOERR_READ"
+            raise error
+
+    with Vault.open(place, dataset=DATASET) as vault:
+        held = vault._chest._journal
+        plain, held._db = held._db, Failing()
+        for look in (
+            lambda: vault.find("run-a", 0),
+            lambda: vault.contains(vault.receipt()),
+            vault.lines,
+            vault._chest.check_pages,
+        ):
+            with pytest.raises(VaultRefusal, match="try again") as no:
+                look()
+            assert not [word for word in WRONG if word in str(no.value)]
+        held._db = plain
+        assert vault.find("run-a", 0).upload
+
+
+@pytest.mark.parametrize("which", ["beside", "kept", "key", "marks"])
+def test_a_file_of_another_account_is_not_called_damaged(place, monkeypatch, which):
+    with ExitStack() as held:
+        account = None
+        if os.geteuid() == 0:
+            place = held.enter_context(client_folder()) / "ward.vault"
+            account = CLIENT
+            monkeypatch.setenv("SOTTOVOCE_STATE", str(place.parent / "state"))
+        do_apart(place, "used(place)", account=account)
+        state = Path(os.environ["SOTTOVOCE_STATE"])
+        (marks,), (kept,) = (state / "datasets").iterdir(), (state / "witness").glob("*[!k]")
+        files = {"beside": place.with_name("ward.vault.witness"), "kept": kept}
+        closed = (files | {"key": state / "key", "marks": marks})[which]
+        closed.chmod(0)
+        os.chown(closed, os.geteuid(), os.getegid())
+        look = "refused(lambda: Vault.open(place, dataset=DATASET))"
+        (said,) = do_apart(place, look, account=account)
+        closed.chmod(0o700)
+    assert "cannot be read (Permission denied)" in said
+    assert "chown" in said
+    assert not [word for word in WRONG if word in said]
+
+
+PLANTED = {
+    "its lock": lambda vault: vault.path.with_name("ward.vault.lock"),
+    "the machine's lock": lambda vault: witness.locate_kept(vault.id + ".lock"),
+    "its witness": lambda vault: vault.path.with_name("ward.vault.witness"),
+    "the machine's witness": lambda vault: witness.locate_kept(vault.id),
+    "the key": lambda vault: witness.locate_state() / "key",
+    "a draft": lambda vault: vault.path.with_name("ward.vault.witness.part"),
+    "the machine's draft": lambda vault: witness.locate_kept(vault.id + ".part"),
+    "room": lambda vault: vault.path.with_name("ward.vault.room"),
+}
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link], ids=["soft", "hard"])
+@pytest.mark.parametrize("which", PLANTED)
+def test_what_another_user_links_there_is_not_written(place, tmp_path, which, link):
+    """Root would write to a file of the other user's choice, and give it away."""
+    used(place)
+    with Vault.open(place, dataset=None) as vault:
+        planted = PLANTED[which](vault)
+    precious = tmp_path / "precious"
+    precious.write_bytes(planted.read_bytes() if planted.exists() else b"precious")
+    before = precious.read_bytes(), precious.stat().st_ino
+    planted.unlink(missing_ok=True)
+    link(precious, planted)
+    is_draft = which in ("a draft", "the machine's draft", "room")
+    is_harmless = is_draft or (link is os.link and "lock" not in which)  # replaced, or only read
+    refused = pytest.raises(VaultRefusal, match=r"a link|another file")
+    with nullcontext() if is_harmless else refused, Vault.open(place, dataset=DATASET) as vault:
+        vault.reserve("run-d", 7, request("run-d", 7), [SHARE], server="s", facts={}, room=99)
+    assert (precious.read_bytes(), precious.stat().st_ino) == before
+
+
+def test_links_of_the_operator_to_folders_work(place, tmp_path, monkeypatch):
+    for name in ("real", "state"):
+        (tmp_path / f"{name}-folder").mkdir()
+        (tmp_path / name).symlink_to(tmp_path / f"{name}-folder")
+    monkeypatch.setenv("SOTTOVOCE_STATE", str(tmp_path / "state"))
+    known = used(tmp_path / "real" / "ward.vault")
+    with Vault.open(tmp_path / "real" / "ward.vault", dataset=DATASET) as vault:
+        known.held_by(vault)
+    backup(tmp_path / "real" / "ward.vault", tmp_path / "real" / "kept.vault")
+    assert (tmp_path / "real-folder" / "kept.vault").exists()
+    (tmp_path / "planted.vault").symlink_to(tmp_path / "chosen.vault")
+    with pytest.raises(VaultRefusal, match="exists already"):
+        backup(tmp_path / "real" / "ward.vault", tmp_path / "planted.vault")
+    with pytest.raises(VaultRefusal, match="exists already"):
+        Vault.create(tmp_path / "planted.vault", POLICY, dataset=OTHER)
+    assert not (tmp_path / "chosen.vault").exists()
+
+
+@pytest.mark.parametrize(
+    "what", ["empty", "table", "other database", "backup", "vault", "vault without a lock"]
+)
+def test_looking_writes_nothing(place, tmp_path, what):
+    used(place)
+    folder = tmp_path / "looked-at"
+    folder.mkdir()
+    file = folder / "a.vault"
+    if what == "backup":
+        backup(place, file)
+    elif what.startswith("vault"):
+        file, folder = place, place.parent
+        if what.endswith("lock"):
+            place.with_name("ward.vault.lock").unlink()
+    elif what == "other database":
+        with closing(sqlite3.connect(file)) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("CREATE TABLE t (x)")
+    else:
+        file.write_text("age,cost\n" if what == "table" else "")
+
+    def see():
+        return {
+            path: (path.stat().st_mtime_ns, path.stat().st_mode, path.read_bytes())
+            for base in (folder, witness.locate_state())
+            for path in base.rglob("*")
+            if path.is_file() and path.suffix != ".lock"  # which says whose it is
+        } | dict.fromkeys(folder.rglob("*.lock"))
+
+    before = see()
+    for look in (ledger.read_statement, ledger.verify, lambda file: backup(file, tmp_path / "b")):
+        if what.startswith("vault"):
+            look(file)
+        else:
+            with suppress(VaultRefusal):
+                look(file)
+    (tmp_path / "b").unlink(missing_ok=True)
+    assert see() == before
 
 
 def test_a_lost_witness_is_refused_and_restored_by_receipts_or_by_burning(place):

@@ -8,6 +8,7 @@ that ends with its holder.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -47,13 +48,15 @@ def take_lock(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: s
         ) from None
     file = at or vault.with_name(vault.name + ".lock")
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(file, flags, 0o600)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            os.close(descriptor)  # root would give a file that another user chose to that user
+            raise OSError(errno.ELOOP, "it is another file, too")
         witness.give_to_owner(descriptor, vault)
     except OSError as error:
-        raise VaultRefusal(
-            f"{vault} cannot be locked ({error.strerror}); check the folder and its permissions, "
-            "and run this as the account that the vault belongs to"
-        ) from None
+        witness.refuse_reading(file, error)
     until = time.monotonic() + wait
     try:
         while True:
@@ -117,7 +120,7 @@ class Chest:
         For rows that have a ledger on this machine the operator's word is needed; it is recorded
         with their ids and those of `others`, which may have some of these rows.
         """
-        path = resolve_path(path)
+        path = resolve_path(path.parent) / path.name  # a link there may be another user's choice
         with ExitStack() as held:
             held.callback(os.close, take_lock(path))
             try:
@@ -153,16 +156,20 @@ class Chest:
                 ) from None
 
     @classmethod
-    def open(cls, path: Path, *, wait: float = 0.0, whole: bool = False) -> Self:
+    def open(
+        cls, path: Path, *, wait: float = 0.0, whole: bool = False, reading: bool = False
+    ) -> Self:
         """Lock and read a vault, and check its chain; not yet whether it is the newest.
 
         The lines after the newest summary are read, or all of them if there is no summary or
-        `whole` is set. `wait` is how many seconds another process may still have the vault.
+        `whole` or `reading` is set. `wait` is how many seconds another process may still have the
+        vault. Reading makes no lock file: where there is none, SQLite's own lock has to do.
         """
-        path = resolve_path(path)
+        path, whole = resolve_path(path), whole or reading
         require_file(path)  # before a lock file is left where there is no vault
         with ExitStack() as held:
-            held.callback(os.close, take_lock(path, wait))
+            if not reading or os.path.lexists(f"{path}.lock"):
+                held.callback(os.close, take_lock(path, wait))
             require_file(path)
             journal = held.enter_context(closing(Journal.open(path)))
             books, summed = _read_books(path, journal, whole)
@@ -459,7 +466,7 @@ def resolve_path(path: Path) -> Path:
 
 def _require_unused(path: Path) -> None:
     """Refuse a name under which, as far as the folder shows, a vault was ever in use."""
-    if path.exists() or path.with_name(path.name + "-journal").exists():
+    if any(os.path.lexists(f"{path}{end}") for end in ("", "-journal")):
         raise VaultRefusal(f"{path} exists already; a vault is never replaced, name another")
     seen = witness.read_witness(path)
     # At its first line nothing has been released, so a creation that crashed may be repeated.

@@ -366,6 +366,7 @@ MOST_BYTES = 10**9 - 1024  # of one upload: SQLite's limit on a value, with room
 
 # A damaged file can make even the text of an error unreadable.
 _FAULTS = (sqlite3.Error, UnicodeError, OverflowError)
+_NOT_NOW = tuple(f"SQLITE_{c}" for c in ("FULL", "READONLY", "IOERR", "CANTOPEN", "PERM"))
 _PRAGMAS = (
     "trusted_schema = OFF",
     "cell_size_check = ON",
@@ -435,6 +436,7 @@ class Journal:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open an existing file and take SQLite's lock; check its form, not its chain."""
+        _require_form(path)
         journal = cls(path, _connect(path, "rw"))
         try:
             journal._execute("BEGIN EXCLUSIVE")
@@ -455,7 +457,7 @@ class Journal:
                 yield line
                 prev = line.hash
         except _FAULTS as error:
-            self.refuse_damaged(str(error))
+            _refuse(self._path, error)
 
     def line(self, seq: int) -> Line | None:
         """Return one line by its number, checked against its own hash."""
@@ -581,7 +583,7 @@ class Journal:
         try:
             return self._db.execute(statement, values).fetchall()
         except _FAULTS as error:
-            self.refuse_damaged(str(error))
+            _refuse(self._path, error)
 
     def _execute(self, statement: str, *values: object) -> None:
         try:
@@ -592,6 +594,26 @@ class Journal:
     def refuse_damaged(self, why: str) -> NoReturn:
         """Refuse this file, and say what is wrong with it."""
         _refuse(self._path, sqlite3.DatabaseError(why))
+
+
+def _require_form(path: Path) -> None:
+    """Refuse a file that says it is no vault, before SQLite gives it the form of one.
+
+    Opened as immutable nothing is locked or written. The file may be in the middle of a write, so
+    what seems damaged is left to SQLite, and so is all where a crash has left a journal.
+    """
+    if path.with_name(path.name + "-journal").exists():
+        return
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as file:
+            ((application,),) = file.execute("PRAGMA application_id").fetchall()
+        if application not in (APPLICATION, BACKUP):
+            error = sqlite3.DatabaseError("it does not say that it is one")
+            error.sqlite_errorname = "SQLITE_NOTADB"
+            raise error
+    except _FAULTS as error:
+        if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_CORRUPT"):
+            _refuse(path, error)
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -622,10 +644,10 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
         raise VaultRefusal(
             f"{path} is in use by another process; wait until it has ended, then try again"
         ) from None
-    if code.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")):
+    if code.startswith(_NOT_NOW):
         raise VaultRefusal(
-            f"{path} cannot be written ({error}); make room and check its permissions, "
-            "nothing that was booked is lost"
+            f"{path} cannot be read or written ({error}); nothing that was booked is lost: make "
+            "room, check its permissions and its disk, and try again, for it may have passed"
         ) from None
     what = f"is damaged ({error});"
     if code == "SQLITE_NOTADB":  # its first bytes are not those of an SQLite file

@@ -45,10 +45,10 @@ from sottovoce.privacy.tank import FULL
 
 def backup(path: str | Path, out: str | Path) -> VaultReceipt:
     """Write a backup of the newest state to a new file; return the receipt of its last line."""
-    target = resolve_path(Path(out))
-    with closing(Chest.open(Path(path), whole=True)) as chest:
+    target = resolve_path(Path(out).parent) / Path(out).name
+    with closing(Chest.open(Path(path), reading=True)) as chest:
         chest.require_newest(reading=True)
-        if target.exists():
+        if os.path.lexists(target):  # a link to nowhere would choose another place
             raise VaultRefusal(f"{target} exists already; name another file for the backup")
         draft = target.with_name(target.name + ".part")
         try:

@@ -129,7 +129,7 @@ class Vault:
         """
         if dataset is not None:
             require_dataset(dataset)
-        chest = Chest.open(Path(path), wait=wait, whole=dataset is None)
+        chest = Chest.open(Path(path), wait=wait, reading=dataset is None)
         try:
             chest.require_newest(reading=dataset is None)
             if dataset is not None and dataset != chest.books.dataset:

@@ -24,13 +24,15 @@ may be another account, with another state folder.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from sottovoce.client.vault import chain
 from sottovoce.client.vault.chain import encode_canonical, is_hash
@@ -40,7 +42,7 @@ from sottovoce.privacy.tank import FULL
 
 
 def give_to_owner(descriptor: int, like: Path) -> None:
-    """Give a new file to the owner of another file, where that is allowed.
+    """Give a new file or folder to the owner of another, where that is allowed.
 
     Only root may give files away, and only root opens a vault that belongs to another account; what
     root writes for a client must stay readable to it.
@@ -51,8 +53,19 @@ def give_to_owner(descriptor: int, like: Path) -> None:
         return
     created = os.fstat(descriptor)
     if (created.st_uid, created.st_gid) != (owner.st_uid, owner.st_gid):
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):  # also of an account that a container does not know
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def refuse_reading(path: Path, error: OSError, unknown: str = "") -> NoReturn:
+    """Refuse a file that cannot be read now. What it says is unknown, and nothing is lost."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        remedy = "run this as the account that the vault belongs to, or give it the file (chown)"
+    elif error.errno == errno.ELOOP:
+        remedy = "a link may be another user's choice, so look who made it, and remove it"
+    else:
+        remedy = "this may pass, so try again; if it does not, check its folder and its disk"
+    raise VaultRefusal(f"{path} cannot be read ({error.strerror}){unknown}; {remedy}") from None
 
 
 _SCHEMA = "sottovoce.receipt/1"
@@ -151,10 +164,7 @@ def open_state() -> Iterator[Path]:
     """Yield the state folder, created if need be; a failed write there becomes a refusal."""
     folder = locate_state()
     try:
-        if not (folder / "witness").is_dir():
-            (folder / "witness").mkdir(mode=0o700, parents=True, exist_ok=True)
-            sync_folder(folder)
-            sync_folder(folder.parent)
+        _make_folder(folder / "witness")
         yield folder
     except OSError as error:
         raise VaultRefusal(
@@ -163,14 +173,31 @@ def open_state() -> Iterator[Path]:
         ) from None
 
 
+def _make_folder(folder: Path) -> None:
+    """Make a folder, durably, of the account that the folder above belongs to."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):  # another process made it
+        folder.mkdir(mode=0o700)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        give_to_owner(descriptor, folder.parent)
+    finally:
+        os.close(descriptor)
+    sync_folder(folder.parent)
+
+
 def find_ledgers(dataset: str) -> dict[str, str]:
     """Return the ids of all vaults seen with a ledger of these rows, and where they were noted."""
     key = _read_key()
     try:
         marks = [] if key is None else sorted(_locate_mark(key, dataset).iterdir())
-        return {mark.name: mark.read_text("utf-8") for mark in marks}
+        return {mark.name: _read_file(mark).decode("utf-8", "replace") for mark in marks}
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        refuse_reading(locate_state(), error, ", so nobody can tell which rows have a ledger")
 
 
 @contextlib.contextmanager
@@ -180,7 +207,7 @@ def hold_ledgers(dataset: str) -> Iterator[None]:
 
     with open_state() as folder:
         marks = _locate_mark(_read_key() or _make_key(folder), dataset)
-        marks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(marks)
         descriptor = os.open(marks, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
@@ -196,8 +223,9 @@ def note_ledger(dataset: str, vault: str, place: str = "") -> None:
         path = _locate_mark(key, dataset) / vault
         if path.exists():
             return
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _create_file(path, place.encode(), like=folder)
+        _make_folder(path.parent)
+        with contextlib.suppress(FileExistsError):  # another process notes it
+            _create_file(path, place.encode(), like=folder)
         for changed in (path.parent, path.parent.parent, folder):
             sync_folder(changed)
 
@@ -210,13 +238,13 @@ def _read_key() -> bytes | None:
     """Return the key of the datasets' marks; None where no ledger was ever noted."""
     path = locate_state() / "key"
     try:
-        key = path.read_bytes()
+        key = _read_file(path)
     except (FileNotFoundError, NotADirectoryError):
         if not (locate_state() / "datasets").is_dir():
             return None
         key = b""
     except OSError as error:
-        raise VaultRefusal(f"{path} cannot be read ({error.strerror}); chown it back") from None
+        refuse_reading(path, error, ", so nobody can tell which rows have a ledger")
     if len(key) != _KEY_BYTES:
         raise VaultRefusal(
             f"{path} is missing or damaged, so nobody can tell which rows have a ledger already; "
@@ -228,12 +256,13 @@ def _read_key() -> bytes | None:
 def _make_key(folder: Path) -> bytes:
     """Draw the key once: if two processes do so at the same time, one wins."""
     draft = folder / f"key.{os.getpid()}.part"
+    draft.unlink(missing_ok=True)  # of a process that was killed
     _create_file(draft, os.urandom(_KEY_BYTES), like=folder)
     with contextlib.suppress(FileExistsError):
         os.link(draft, folder / "key")
     draft.unlink()
     sync_folder(folder)
-    return (folder / "key").read_bytes()
+    return _read_file(folder / "key")
 
 
 def read_kept(vault: str) -> VaultReceipt | None:
@@ -248,24 +277,30 @@ def read_kept(vault: str) -> VaultReceipt | None:
 def _read_receipt(path: Path, if_damaged: str, vault: str | None = None) -> VaultReceipt | None:
     """Return a complete witness, of this vault where one is named; None where there is no file.
 
-    For a witness that may not be read the advice is another than for a damaged one: removing it, or
+    For a witness that cannot be read the advice is another than for a damaged one: removing it, or
     restoring, would be wrong.
     """
+    why = "is damaged"
     try:
-        receipt = VaultReceipt.parse(path.read_text("utf-8"))
+        content = _read_file(path)
+        why = why if content.rstrip().endswith(b"}") else "was cut short, as by a full disk"
+        receipt = VaultReceipt.parse(content.decode("utf-8"))
         if receipt.spent is not None and vault in (None, receipt.vault):
             return receipt
     except (FileNotFoundError, NotADirectoryError):  # who writes it will say what is in the way
         return None
     except OSError as error:
-        raise VaultRefusal(
-            f"{path} cannot be read ({error.strerror}), so nobody can tell whether the vault is "
-            "the newest; run this as the account that the vault belongs to, and if it does, give "
-            "that account the file back (chown)"
-        ) from None
+        refuse_reading(path, error, ", so nobody can tell whether the vault is the newest")
     except (UnicodeDecodeError, InputError):
         pass
-    raise VaultRefusal(f"{path} is damaged{if_damaged}")
+    raise VaultRefusal(f"{path} {why}{if_damaged}")
+
+
+def _read_file(path: Path) -> bytes:
+    """Read a small file; a link or a pipe that another user put there is not followed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
 
 
 def read_witness(vault: Path) -> VaultReceipt | None:
@@ -297,17 +332,27 @@ def keep_receipt(receipt: VaultReceipt) -> None:
 
 def _write_part(path: Path, receipt: VaultReceipt, like: Path) -> Path:
     draft = path.with_name(path.name + ".part")
-    _create_file(draft, (encode_canonical(receipt.to_proof()) + "\n").encode(), like)
+    draft.unlink(missing_ok=True)  # of a process that was killed
+    old = path.lstat().st_mode if path.exists() else 0
+    mode = stat.S_IMODE(old) if stat.S_ISREG(old) else 0o600  # an operator's choice is kept
+    _create_file(draft, (encode_canonical(receipt.to_proof()) + "\n").encode(), like, mode)
     return draft
 
 
-def _create_file(path: Path, content: bytes, like: Path) -> None:
-    """Write a small file that only its owner may read; its content is durable, its name not yet."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+def _create_file(path: Path, content: bytes, like: Path, mode: int = 0o600) -> None:
+    """Write a small new file, of the owner of `like`; its content is durable, its name not yet."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # EXCL follows no link
+    descriptor = os.open(path, flags, 0o600)
     try:
         give_to_owner(descriptor, like)
-        os.write(descriptor, content)
+        with contextlib.suppress(PermissionError):  # of a file system without modes
+            os.fchmod(descriptor, mode)
+        while content:  # a disk that becomes full takes a part of it, and then refuses the rest
+            content = content[os.write(descriptor, content) :]
         os.fsync(descriptor)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
     finally:
         os.close(descriptor)
 
