@@ -179,6 +179,18 @@ def test_the_last_unit_can_be_booked_and_not_one_more(place):
         assert not vault.tank("run-1").offer(1.0, 3).granted
 
 
+def test_the_account_of_own_noise_is_checked_for_what_it_books(place):
+    """A release is worth at least its price alone, too, whatever is said: nothing is exceeded."""
+    policy = replace(POLICY, honest=4, epsilon_alone=8.5)
+    with Vault.create(place, policy, dataset=DATASET) as vault:
+        terms = {"server": "s", "facts": {}}
+        vault.reserve("run", 0, request("run", 0), [1], alone=vault.limit_alone - 5, **terms)
+        with pytest.raises(TankEmpty):
+            vault.reserve("run", 1, request("run", 1), [10], alone=5, **terms)
+        vault.reserve("run", 1, request("run", 1), [5], alone=1, **terms)
+        assert vault.alone == vault.limit_alone
+
+
 def test_no_release_has_less_noise_than_the_floor(vault):
     assert vault.ceiling <= FULL // 4
     book(vault, 0, [vault.ceiling])

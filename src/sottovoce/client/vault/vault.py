@@ -414,7 +414,8 @@ class Vault:
                     "ask for more noise or fewer steps"
                 )
             self._require_unanswered(run, t)
-            all_alone = self._books.alone + (sum(paid) if alone is None else alone)
+            alone = max(alone or 0, sum(paid))
+            all_alone = self._books.alone + alone
             if sum(paid) > self.count_left(run, server) or all_alone > self.limit_alone:
                 raise TankEmpty(
                     "the privacy budget, or the share of it that one run or one server may take, "
@@ -425,8 +426,8 @@ class Vault:
                 entries.append(("run", {"run": run, "server": server}))
             booking: dict[str, Any] = {"run": run, "t": t, "request": request_hash}
             booking |= {"units": list(paid), "server": server, "facts": dict(facts)}
-            if alone is not None:
-                booking["alone"] = max(alone, sum(paid))
+            if alone > sum(paid):  # absent, it is the same
+                booking["alone"] = alone
             self._hold_room(room)
             drop = self._find_droppable(run, t, acknowledged)
             if drop is not None:
