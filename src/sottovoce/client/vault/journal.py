@@ -38,14 +38,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from sottovoce.client.vault import chain
-from sottovoce.client.vault.chain import (
-    GENESIS,
-    Line,
-    encode_canonical,
-    is_hash,
-    link_line,
-    sha256,
-)
+from sottovoce.client.vault.chain import GENESIS, Line, encode_canonical, is_hash, link_line, sha256
 from sottovoce.client.vault.policy import Policy
 from sottovoce.errors import InputError, VaultRefusal
 from sottovoce.privacy.tank import FULL

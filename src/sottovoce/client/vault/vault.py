@@ -415,7 +415,7 @@ class Vault:
                 )
             self._require_unanswered(run, t)
             alone = max(alone or 0, sum(paid))
-            all_alone = self._books.alone + alone
+            all_alone = books.alone + alone
             if sum(paid) > self.count_left(run, server) or all_alone > self.limit_alone:
                 raise TankEmpty(
                     "the privacy budget, or the share of it that one run or one server may take, "
@@ -467,13 +467,8 @@ class Vault:
                 )
             run, t = reservation.run, reservation.t
             self._require_unanswered(run, t)
-            facts = {
-                "reserve": reserve,
-                "run": run,
-                "t": t,
-                "sha256": sha256(upload),
-                "size": len(upload),
-            }
+            facts = {"reserve": reserve, "run": run, "t": t, "size": len(upload)}
+            facts["sha256"] = sha256(upload)
             self._room.unlink(missing_ok=True)
             receipt = self._chest.append("store", [("store", facts)], upload=(run, t, upload))
             del self._live[reserve]

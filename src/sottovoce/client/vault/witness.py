@@ -267,11 +267,9 @@ def _make_key(folder: Path) -> bytes:
 
 def read_kept(vault: str) -> VaultReceipt | None:
     """Return what this machine has seen of a vault; None where it has seen nothing."""
-    words = (
-        ", so nobody can tell whether this is the newest; remove it, and open the vault again to "
-        "see what to say instead"
-    )
-    return _read_receipt(locate_kept(vault), words, vault)
+    words = "remove it, and open the vault again to see what to say instead"
+    path = locate_kept(vault)
+    return _read_receipt(path, f", so nobody can tell whether this is the newest; {words}", vault)
 
 
 def _read_receipt(path: Path, if_damaged: str, vault: str | None = None) -> VaultReceipt | None:
@@ -305,11 +303,8 @@ def _read_file(path: Path) -> bytes:
 
 def read_witness(vault: Path) -> VaultReceipt | None:
     """Return the witness of a vault; None where there is none. Refuse a damaged one."""
-    words = (
-        "; put its backup back, or remove it and run `sottovoce ledger rebind "
-        f"{vault.name} --restored`"
-    )
-    return _read_receipt(locate_witness(vault), words)
+    remedy = f"remove it and run `sottovoce ledger rebind {vault.name} --restored`"
+    return _read_receipt(locate_witness(vault), f"; put its backup back, or {remedy}")
 
 
 def write_witness(vault: Path, receipt: VaultReceipt, kind: str) -> None:
