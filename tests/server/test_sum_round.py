@@ -6,6 +6,7 @@ import html
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,6 +88,23 @@ def test_a_federation_whose_server_learns_only_sums(tmp_path):
     secrets = node.vault.with_name(node.vault.name + ".secrets")
     assert secrets.stat().st_mode & 0o077 == 0
     assert [t for t, _ in json.loads(secrets.read_text()).values()] == [1]  # of the newest round
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_secrets_are_not_written_where_another_user_can_read_them(tmp_path, link):
+    """In a shared folder somebody may wait with a file of their own under the draft's name."""
+    node, *_ = sum_nodes(tmp_path, 1).values()
+    theirs = tmp_path / "theirs"
+    theirs.write_text("theirs")
+    theirs.chmod(0o666)
+    secrets = node.vault.with_name(node.vault.name + ".secrets")
+    link(secrets.with_name(secrets.name + ".part"), theirs)
+    with Vault.open(node.vault, dataset=None) as vault:
+        secret = sum_protocol.VaultNotes(vault).make_secret("run", 0)
+        assert sum_protocol.VaultNotes(vault).find_secret("run", 0) == secret
+    assert theirs.read_text() == "theirs"
+    assert secrets.stat().st_ino != theirs.stat().st_ino
+    assert secrets.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from sottovoce.client import messages
 from sottovoce.client.vault import Vault
 from sottovoce.client.vault.chain import encode_canonical, sha256
-from sottovoce.data.files import write_file
+from sottovoce.client.vault.witness import write_secret
 from sottovoce.errors import InputError, Malformed, PolicyRefusal, RoundAnswered
 from sottovoce.privacy import grid
 
@@ -412,8 +412,8 @@ class VaultNotes:
         secret = os.urandom(32)
         others = dict(list(self._read().items())[-15:])  # of runs that go on side by side
         others.pop(run, None)
-        self._file.with_name(self._file.name + ".part").touch(mode=0o600)  # `write_file` fills it
-        write_file(self._file, json.dumps({**others, run: [t, secret.hex()]}).encode())
+        content = json.dumps({**others, run: [t, secret.hex()]}).encode()
+        write_secret(self._file, content, like=self._vault.path)
         return self._bind_ledger(secret)
 
     def find_secret(self, run: str, t: int) -> bytes | None:

@@ -326,11 +326,22 @@ def keep_receipt(receipt: VaultReceipt) -> None:
 
 
 def _write_part(path: Path, receipt: VaultReceipt, like: Path) -> Path:
-    draft = path.with_name(path.name + ".part")
-    draft.unlink(missing_ok=True)  # of a process that was killed
     old = path.lstat().st_mode if path.exists() else 0
     mode = stat.S_IMODE(old) if stat.S_ISREG(old) else 0o600  # an operator's choice is kept
-    _create_file(draft, (encode_canonical(receipt.to_proof()) + "\n").encode(), like, mode)
+    content = (encode_canonical(receipt.to_proof()) + "\n").encode()
+    return _create_draft(path, content, like, mode)
+
+
+def write_secret(path: Path, content: bytes, like: Path) -> None:
+    """Replace a small file durably; only the owner of `like` can read the new one."""
+    _create_draft(path, content, like).replace(path)
+    sync_folder(path.parent)
+
+
+def _create_draft(path: Path, content: bytes, like: Path, mode: int = 0o600) -> Path:
+    draft = path.with_name(path.name + ".part")
+    draft.unlink(missing_ok=True)  # of a process that was killed, or somebody else's
+    _create_file(draft, content, like, mode)
     return draft
 
 
