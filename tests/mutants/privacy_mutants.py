@@ -666,7 +666,7 @@ MUTANTS = [
          ("isinstance(self.validation, str) and isinstance(self.test, str)",
           "isinstance(self.validation, str) or isinstance(self.test, str)")),
     _bug("clients' evaluation rows go unnamed", "server.federation", "tests/server/test_federation_guarantee.py::test_tables_that_differ_in_one_client_are_told_apart_only_where_the_leak_is_named",
-         ("declared_public=declared): plan.data.evaluates_on_clients,", "declared_public=declared): False,")),
+         ("declared_public=declared): self.evaluates_on_clients,", "declared_public=declared): False,")),
     _bug("a unit without its evaluation rows", "privacy.budget", "tests/server/test_federation_guarantee.py::test_tables_that_differ_in_one_client_are_told_apart_only_where_the_leak_is_named",
          ('"evaluation-in-unit" if unit in LARGER_UNITS else ', "")),
     _bug("a leak that leaves the claim as it was", "privacy.budget", "tests/server/test_federation_guarantee.py::test_tables_that_differ_in_one_client_are_told_apart_only_where_the_leak_is_named",

@@ -941,7 +941,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "simulation.estimators",
         "What a guarantee does not cover is named: rows of sites are set aside and evaluated without noise.",
         "tests/simulation/test_estimators.py::test_sites_keep_their_rows_and_their_evaluation_rows_are_named",
-        (('else ("evaluation-of-clients",)', "else ()"),),
+        (("tests_clients=client is not None", "tests_clients=False"),),
     ),
     (
         "an estimator does not say that it counts classes",

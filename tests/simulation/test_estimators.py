@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 
+from sottovoce import Plan, simulate
 from sottovoce.errors import InputError
+from sottovoce.privacy.budget import LEAKS
 from sottovoce.simulation.estimators import PrivateFederatedClassifier, PrivateFederatedRegressor
 
 RNG = np.random.default_rng(1)
@@ -13,6 +16,7 @@ X = RNG.normal(size=(900, 3)).astype(np.float32)
 Y = np.where(X[:, 0] + X[:, 1] > 0, "yes", "no")
 
 try:
+    from sklearn.base import clone
     from sklearn.model_selection import cross_val_score
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import MinMaxScaler
@@ -93,6 +97,52 @@ def test_sites_keep_their_rows_and_their_evaluation_rows_are_named():
     assert "evaluation-of-clients" in record["guarantee"]["not_covered"]
     with pytest.raises(InputError, match="give one name for each row"):
         PrivateFederatedClassifier(rounds=3).fit(X, Y, client=site[:5])
+
+
+@needs_sklearn
+@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize(
+    ("model", "y"),
+    [
+        pytest.param(PrivateFederatedClassifier(rounds=3, random_state=1), Y, id="classifier"),
+        pytest.param(
+            PrivateFederatedRegressor(target=(-5, 5), rounds=3, random_state=1), X[:, 0], id="number"
+        ),
+    ],
+)
+def test_sites_promise_what_a_table_with_a_client_column_promises(tmp_path, unit, model, y):
+    """Which rows a server evaluates on, whose they are, and what the models alone show."""
+    site = np.arange(900) % 3
+    own = clone(model).set_params(settings=(f"local.unit={unit}",)).fit(X, y, client=site)
+    pl.DataFrame({"a": X[:, 0], "y": y, "site": site}).write_csv(tmp_path / "rows.csv")
+    label = ["no", "yes"] if y.dtype.kind == "U" else [-5, 5]
+    table = Plan(
+        data={"path": str(tmp_path / "rows.csv"), "label": "y", "client": "site",
+              "columns": {"a": [-5, 5], "y": label}},
+        model={"name": "softmax"} | ({} if y.dtype.kind == "U" else {"loss": "squared"}),
+        local={"unit": unit},
+        rounds={"schedule": "fixed", "rounds": 3},
+    )  # fmt: skip
+    found, expected = own.run_.record, simulate(table, seed=1).record
+    counted = {"counted-classes"}  # the table declares its classes
+    codes = {*found["guarantee"]["not_covered"]} - counted
+    assert codes == {*expected["guarantee"]["not_covered"]}
+    assert ("evaluation-in-unit" in codes) == (unit == "client")
+    for record in (found, expected):
+        has_leak = {*LEAKS} & {*record["guarantee"]["not_covered"]}
+        assert ("were it not for" in record["guarantee"]["text"]) == bool(has_leak)
+        assert ("epsilon" in record["model_view"]) == (not has_leak)
+        assert "by_client" not in record["result"]["fairness"]
+        assert "The clients' own rows that were taken" in record["guarantee"]["text"]
+
+
+@needs_sklearn
+@pytest.mark.parametrize("key", ["clients=5", "name=digits", "test=7", "target=[0,1]"])
+def test_settings_of_the_data_are_refused(key):
+    """The record would describe rows that were not trained on."""
+    model = PrivateFederatedRegressor(target=(-5, 5), rounds=3, settings=(f"data.{key}",))
+    with pytest.raises(InputError, match=r"settings must be keys outside of \[data\]"):
+        model.fit(X, X[:, 0], client=np.arange(900) % 3)
 
 
 @needs_sklearn

@@ -219,6 +219,7 @@ class Holdings:
     layout: tables.Layout | None = None  # how the rows of a table were encoded
     test_owner: NDArray[np.int32] | None = None  # the client of each test row, if they have one
     counted: bool = False  # whether the number of classes was counted on clients' labels
+    tests_clients: bool = False  # whether evaluation rows are clients', where no plan says so
     features: Lens | None = None  # which features the rows are, if they are no longer pictures
     fresh_vaults: bool = False  # whether the clients' vaults were made for this run only
     names: tuple[str, ...] = ()  # the names of the clients, from a column of a table

@@ -219,6 +219,11 @@ class Federation:
         """How many samples each client holds."""
         return self.held.samples
 
+    @property
+    def evaluates_on_clients(self) -> bool:
+        """Whether the server validates or tests on rows of clients."""
+        return self.plan.data.evaluates_on_clients or self.held.tests_clients
+
     @cached_property
     def loss_sensitivity(self) -> Floats:
         """Δ_V of a client's mean loss, clipped to [0, B]: B/n for a record, B for all its data."""
@@ -310,7 +315,7 @@ class Federation:
             "counted-classes": held.counted,
             "inferred-columns": held.layout is not None and held.layout.inferred,
             "paper-calibration": plan.privacy.calibration == "paper",
-            budget.evaluation_code(unit, declared_public=declared): plan.data.evaluates_on_clients,
+            budget.evaluation_code(unit, declared_public=declared): self.evaluates_on_clients,
             "loose-delta": np.any(self.delta * units >= 1),
         }
         here = (code for code, holds in conditions.items() if holds)
@@ -896,7 +901,7 @@ def measure_model(
         result["curves"] = metrics.draw_curves(labels, calibrated)
     owner = held.test_owner
     fairness = summarise_fairness(predicted == labels, owner, federation.epsilon, federation.delta)
-    is_public = plan.data.evaluation == "public" or plan.data.client is None
+    is_public = plan.data.evaluation == "public" or not federation.evaluates_on_clients
     if owner is not None and is_public and plan.clients <= MOST_NAMED:
         fairness["by_client"] = [
             _measure_client(i, held.names, metric, owner, labels, predicted, scores, calibrated)

@@ -115,18 +115,18 @@ class _PrivateFederatedModel:
             shape=X.shape[1:],
             classes=classes,
             counted=target is None,
+            tests_clients=client is not None,
             test_owner=None if client is None else owner[aside].astype(np.int32),
             names=() if client is None else tuple(map(str, names.tolist())),
             target=plan.regression,
         )
-        codes = () if client is None else ("evaluation-of-clients",)
         if plan.noise == "secure":
             bound = "simulated in an estimator, which counts the classes on its rows"
             raise InputError.of("noise", "secure", bound, "train with sottovoce.simulate")
         with Interrupts() as interrupts:
             federation = build(plan, seed=seed, data=Given((X, y)), held=held)
             run = start_run(federation, seed)
-            self.run_ = play_run(run, Callbacks(None, None), None, interrupts, codes)
+            self.run_ = play_run(run, Callbacks(None, None), None, interrupts)
         self.guarantee_ = self.run_.guarantee
         return self
 
