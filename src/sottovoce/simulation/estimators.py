@@ -102,7 +102,11 @@ class _PrivateFederatedModel:
             local={"learning_rate": self.learning_rate, "clip": self.clip},
             privacy={"epsilon": self.epsilon, "delta": self.delta},
             rounds={"schedule": "fixed", "rounds": self.rounds},
-        ).replace(*self.settings)
+        )
+        dealt, plan = plan.data, plan.replace(*self.settings)
+        if plan.data != dealt:  # the record would describe other rows
+            remedy = "rows and clients are those of fit"
+            raise InputError.of("settings", self.settings, "keys outside of [data]", remedy)
         if plan.regression is not None:
             y = plan.regression.scale(y)
         public = Samples(X[aside], y[aside])
