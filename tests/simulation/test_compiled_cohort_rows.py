@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import polars as pl
 import pytest
 
 from sottovoce.data.federated import Given
@@ -55,6 +56,69 @@ def test_the_cohort_alone_gives_what_all_rows_give(steps, asked, monkeypatch):
     np.testing.assert_allclose(flat(one), flat(other), rtol=1e-5, atol=1e-6)
     wanted = [entry["cohort"] for entry in other.record["rounds"]]
     assert [own[0].tolist() for own in asked] == wanted
+
+
+def deal_table(path, **data):
+    """A plan for a table of six unequal sites, whose clients' sizes depend on the seed."""
+    rng = np.random.default_rng(1)
+    columns = {"a": rng.random(240), "b": rng.random(240), "y": rng.integers(0, 3, 240)}
+    site, person = np.repeat(np.arange(6), [10, 20, 30, 50, 60, 70]), rng.integers(0, 60, 240)
+    pl.DataFrame({**columns, "site": site, "person": person}).write_csv(path / "rows.csv")
+    labels = {"a": [0, 1], "b": [0, 1], "y": ["0", "1", "2"]}
+    table = {"path": str(path / "rows.csv"), "label": "y", "columns": labels}
+    return Plan(
+        data={**table, "validation": 15, "test": 15, **data},
+        model={"name": "softmax"},
+        rounds={"schedule": "fixed", "rounds": 2},
+    )
+
+
+SITES, DEALT = {"client": "site"}, {"clients": 6}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "changes"),
+    [
+        pytest.param(SITES, ("rounds.per_round=3",), id="some-of-the-sites"),
+        pytest.param(SITES, ("local.steps=3",), id="steps"),
+        pytest.param(SITES, ("local.steps=2", "rounds.per_round=2"), id="steps-of-some"),
+        pytest.param(SITES | {"validation": 0.1, "test": 0.2}, ("local.steps=2",), id="shares"),
+        pytest.param(SITES | {"person": "person"}, ("local.steps=2",), id="rows-of-persons"),
+        pytest.param(SITES | {"person": "person"}, ("local.unit=person",), id="persons"),
+        pytest.param(
+            DEALT | {"person": "person", "test": 0.2}, ("rounds.per_round=4",), id="dealt-persons"
+        ),
+        pytest.param(
+            DEALT | {"split": "dirichlet", "alpha": 0.5},
+            ("local.steps=2", "server.signal=raw"),
+            id="dirichlet",
+            marks=pytest.mark.trust,
+        ),
+    ],
+)
+def test_runs_together_train_on_all_rows_of_every_seed(tmp_path, data, changes):
+    """The sizes of the clients, and of validation and test, may differ from seed to seed."""
+    plan = deal_table(tmp_path, **data).replace("local.learning_rate=1.0", *changes)
+    largest = {seed: max(build(plan, seed=seed).samples) for seed in range(1, 6)}
+    seeds = sorted(largest, key=largest.__getitem__)[::2]  # the first has the smallest of them
+    together = simulate_many([plan], seeds=seeds, together=True)
+    for seed, run in zip(seeds, together, strict=True):
+        alone = simulate(plan, seed=seed)
+        np.testing.assert_allclose(flat(run), flat(alone), rtol=1e-5, atol=1e-6)
+        assert run.record["clients"] == alone.record["clients"]
+
+
+def test_rows_of_a_client_are_found_beyond_those_that_float32_counts():
+    size = 2**24 + 1
+    y = np.zeros(size + 3, np.int8)
+    y[size : size + 2] = 1
+    federation = build(PLAN, seed=1, data=Given(CLIENTS, **PUBLIC))
+    kind = compiled.stack_splits([federation], federation.model)[0].samples.dtype
+    samples = jax.numpy.asarray([size, 2, 1], kind)
+    rows = compiled.StackedRows(y[:, None], y, None, samples, None, None)
+    _, labels, mine = compiled._slice_client(rows, jax.numpy.asarray(1), 3)
+    assert labels[mine].tolist() == [1, 1]
 
 
 def test_everyone_who_counts_is_named_once_and_the_rest_weighs_nothing():

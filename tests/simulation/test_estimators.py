@@ -106,7 +106,9 @@ def test_sites_keep_their_rows_and_their_evaluation_rows_are_named():
     [
         pytest.param(PrivateFederatedClassifier(rounds=3, random_state=1), Y, id="classifier"),
         pytest.param(
-            PrivateFederatedRegressor(target=(-5, 5), rounds=3, random_state=1), X[:, 0], id="number"
+            PrivateFederatedRegressor(target=(-5, 5), rounds=3, random_state=1),
+            X[:, 0],
+            id="number",
         ),
     ],
 )

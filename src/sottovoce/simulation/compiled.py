@@ -386,7 +386,7 @@ def stack_splits(
             inspect_rows(model, held.train),
             put_on_device(held.train)[1],
             held.owner,
-            held.samples.astype(np.float32),
+            held.samples.astype(np.int32),  # float32 would round the sums from 2²⁴ rows on
             *put_on_device(held.validation),
         )
         for held in splits.values()
@@ -527,7 +527,7 @@ def choose_members(
     """
     size = max(federation.terms.per_round for federation in federations)
     first = federations[0]
-    samples, longest = first.samples, int(max(first.samples))
+    samples, longest = first.samples, max(int(max(fed.samples)) for fed in federations)
     if size >= len(samples):
         return None
     share = size * longest / samples.sum()
@@ -655,7 +655,8 @@ class RunTable:
         first = batch[0].federation
         self.batch = batch
         self.rows, self.split = stack_splits([run.federation for run in batch], model)
-        signal, longest = first.plan.server.signal, int(max(first.samples))
+        signal = first.plan.server.signal
+        longest = max(int(max(run.federation.samples)) for run in batch)  # of any split
         mesh = choose_mesh(first)
         self.options = RoundOptions(signal, first.plan.metric, longest, mesh)
         self.rows = self.rows if mesh is None else divide_rows(self.rows, mesh)

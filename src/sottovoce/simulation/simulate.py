@@ -580,7 +580,7 @@ def _finish_run(i: int, run: BatchRun, began: datetime, final: Final) -> tuple[i
 
 
 def _group_runs(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[int]]:
-    """Yield which runs share a compiled round: those alike in data, model and signal.
+    """Yield which runs share a compiled round: those alike in data, rows' shape, model and signal.
 
     Runs on one split read the same rows, which an accelerator then reads once for all: where a
     split has enough runs, they do not share a round with other splits. Long runs come first,
@@ -591,8 +591,10 @@ def _group_runs(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[
         plan = federation.plan
         server = plan.server.signal, plan.metric, federation.finish.idle
         local = plan.local.steps, federation.recipe.class_weights is None, plan.noise
+        held = federation.held
+        shapes = held.train.x.shape, held.validation.x.shape  # of persons, they follow the seed
         alike = (plan.data, federation.model, local, server, federation.finish.memory_names)
-        groups.setdefault(alike, {}).setdefault(id(federation.held), []).append(i)
+        groups.setdefault((alike, shapes), {}).setdefault(id(held), []).append(i)
     for splits in groups.values():
         pools = list(splits.values())
         if min(map(len, pools)) < size // 4:
