@@ -32,6 +32,11 @@ from sottovoce.simulation import simulate as many
 from sottovoce.simulation.simulate import resume, simulate, simulate_each, simulate_many
 
 SHORT = Plan(rounds={"schedule": "fixed", "rounds": 6})
+ARRAYS = Plan(
+    data={"name": "arrays", "clients": 3, "validation": 20, "test": 20},
+    model={"name": "softmax"},
+    rounds={"schedule": "fixed", "rounds": 2},
+)
 
 
 def without_time(record):
@@ -66,6 +71,46 @@ def test_runs_of_a_sweep_share_only_rows_that_are_read_alike(change):
     for i, own in enumerate(plans):
         alone = simulate(own, data=given.train, person=person, seed=1)
         assert without_time(runs[i].record) == without_time(alone.record)
+
+
+@pytest.mark.parametrize("name", ["validation", "test", "person"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(lambda out, **given: simulate(SHORT, seed=1, **given), id="simulate"),
+        pytest.param(lambda out, **given: simulate_many([SHORT], seeds=[1], **given), id="many"),
+        pytest.param(lambda out, **given: resume(out, **given), id="resume"),
+    ],
+)
+def test_what_belongs_to_arrays_is_refused_without_them(start, name, tmp_path):
+    """Ids of persons, or rows to evaluate on, that nothing looks at would promise too much."""
+    (tmp_path / "checkpoint.npz").touch()
+    with pytest.raises(InputError, match=f"^{name} is given together with data"):
+        start(tmp_path, **{name: ([[0.0]], [1])})
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+def test_persons_of_several_arrays_are_refused(unit):
+    pair = np.zeros((6, 2), np.float32), np.arange(6) % 2
+    plan = SHORT.replace("data.name=arrays", "model.name=softmax", f"local.unit={unit}")
+    with pytest.raises(InputError, match="^person must be absent with one array per client"):
+        simulate(plan, [pair, pair], validation=pair, test=pair, person=np.arange(6), seed=1)
+
+
+def test_a_sweep_over_persons_keeps_each_on_one_side():
+    rng = np.random.default_rng(0)
+    x, person = rng.random((300, 3), np.float32), np.arange(300) // 3
+    plan = ARRAYS.replace("local.unit=person")
+    pair = x, (x[:, 0] > 0.5).astype(int)
+    (run,) = simulate_many([plan], seeds=[1], data=pair, person=person)
+    alone = simulate(plan, pair, person=person, seed=1)
+    assert without_time(run.record) == without_time(alone.record)
+
+
+@pytest.mark.parametrize(("plans", "seeds"), [([SHORT], []), ([], [1])])
+def test_a_sweep_without_runs_is_refused(plans, seeds):
+    with pytest.raises(InputError, match="^plans and seeds must have one entry or more"):
+        simulate_many(plans, seeds=seeds)
 
 
 @pytest.mark.parametrize("rounds", [3, 10])

@@ -339,10 +339,10 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
                 f"{plan.data.public!r:.60}; the arrays say themselves who holds what"
             )
         together = is_pair(data.train)
-        if plan.local.unit == "person" and not together:
+        if not together and (plan.local.unit == "person" or data.person is not None):
+            what = "person" if data.person is not None else "local.unit = person"
             raise InputError(
-                "local.unit must be record or client with one array per client, got 'person'; "
-                "give one (X, y) and person=ids"
+                f"{what} must be absent with one array per client; give one (X, y) and person=ids"
             )
         held = _deal_arrays(plan, data, seed) if together else _join_client_arrays(plan, data)
         rows = data.train[0] if together else data.train[0][0]  # type: ignore[index]

@@ -116,6 +116,16 @@ def adapt_plan(plan: Plan, given: Given | None, model: Any, parts: Parts = NO_PA
     return plan.replace(**changes) if changes else plan
 
 
+def _collect_arrays(data: Any, validation: Any, test: Any, person: Any = None) -> Given | None:
+    """Return the arrays that are given from Python; None where there are none."""
+    if data is not None:
+        return Given(data, validation, test, person)
+    others = {"validation": validation, "test": test, "person": person}
+    for name in [name for name, value in others.items() if value is not None]:
+        raise InputError(f"{name} is given together with data; pass data=(X, y) too")
+    return None
+
+
 def _describe_arrays(plan: Plan, given: Given) -> dict[str, object]:
     changes: dict[str, object] = {}
     if plan.data.name != "arrays":
@@ -196,9 +206,7 @@ def simulate(
     parts = Parts(schedule, optimizer, partition, metrics or {})
     seeding.refuse_seed(plan.noise, seed)
     seed = seeding.draw_seed() if seed is None else seeding.check_seed(seed)
-    given = None if data is None else Given(data, validation, test, person)
-    if data is None and (validation is not None or test is not None):
-        raise InputError("validation and test are given together with data; pass data=(X, y) too")
+    given = _collect_arrays(data, validation, test, person)
     plan = adapt_plan(plan, given, model, parts)
     folder = None if out is None or not compiled.is_first_host() else require_empty(Path(out))
     calls.follow(plan, folder)
@@ -237,7 +245,7 @@ def resume(
     parts = Parts(schedule, optimizer, partition, metrics or {})
     folder = Path(out)
     checkpoint.require_stopped(folder)
-    given = None if data is None else Given(data, validation, test, person)
+    given = _collect_arrays(data, validation, test, person)
     written = folder if compiled.is_first_host() else None
     with Interrupts() as interrupts, hold_folder(written):
         # Only now, after another process let go of the folder.
@@ -441,6 +449,7 @@ def simulate_many(
     data: Pair | Sequence[Pair] | None = None,
     validation: Pair | None = None,
     test: Pair | None = None,
+    person: ArrayLike | None = None,
     model: Any = None,
     together: bool | None = None,
     on: str | Executor | None = None,
@@ -459,9 +468,11 @@ def simulate_many(
     >>> [run.record["seed"] for run in runs]
     [1, 2, 1, 2]
     """
-    given = None if data is None else Given(data, validation, test)
+    given = _collect_arrays(data, validation, test, person)
     sweep = simulate_each(plans, seeds=seeds, given=given, model=model, together=together, on=on)
     runs = dict(sweep)
+    if not runs:
+        raise InputError("plans and seeds must have one entry or more, got none; list them")
     return [runs[i] for i in range(len(runs))]
 
 
