@@ -188,7 +188,10 @@ MALFORMED = [
     ("[data]\nclients = [10]", "data.clients must be a whole number"),
     ("[data.clients]\nn = 10", "data.clients must be a whole number"),
     ("[data]\nclients = 2024-01-01", "data.clients must be a whole number"),
-    ("[data]\nsamples = 'all'", "data.samples must be a whole number from 1 to 1000000 or a list"),
+    (
+        "[data]\nsamples = 'all'",
+        "data.samples must be a whole number from 1 to 1000000000 or a list",
+    ),
     ("[data]\nsamples = [1, 'a']", "data.samples[1] must be a whole number"),
     ("[data]\nsamples = [[1]]", "data.samples[0] must be a whole number"),
     ("[local]\nlearning_rate = '1'", "local.learning_rate must be a number or auto, got '1'"),

@@ -93,7 +93,7 @@ def test_what_belongs_to_arrays_is_refused_without_them(start, name, tmp_path):
 def test_persons_of_several_arrays_are_refused(unit):
     pair = np.zeros((6, 2), np.float32), np.arange(6) % 2
     plan = SHORT.replace("data.name=arrays", "model.name=softmax", f"local.unit={unit}")
-    with pytest.raises(InputError, match="^person must be absent with one array per client"):
+    with pytest.raises(InputError, match=r"^person must be absent with one array per client"):
         simulate(plan, [pair, pair], validation=pair, test=pair, person=np.arange(6), seed=1)
 
 
@@ -109,7 +109,7 @@ def test_a_sweep_over_persons_keeps_each_on_one_side():
 
 @pytest.mark.parametrize(("plans", "seeds"), [([SHORT], []), ([], [1])])
 def test_a_sweep_without_runs_is_refused(plans, seeds):
-    with pytest.raises(InputError, match="^plans and seeds must have one entry or more"):
+    with pytest.raises(InputError, match=r"^plans and seeds must have one entry or more"):
         simulate_many(plans, seeds=seeds)
 
 

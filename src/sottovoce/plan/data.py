@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self, TypeAlias
 
 from pydantic import (
+    BeforeValidator,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -25,7 +26,7 @@ from sottovoce.errors import PlanError
 from sottovoce.models.base import WIDEST
 from sottovoce.models.person import MOST_ROWS_PER_PERSON, ROWS_PER_PERSON
 from sottovoce.plan import base
-from sottovoce.plan.base import MOST, Number, Section, When, Whole, WholeOrZero, optional
+from sottovoce.plan.base import MOST, Number, Section, When, Whole, optional, to_whole
 
 Spec: TypeAlias = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () is left out
 
@@ -144,6 +145,10 @@ def format_category(value: object) -> str:
 DatasetName: TypeAlias = Literal["digits", "mnist", "cifar10", "acs", "adult", "ipums", "arrays"]
 SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet", "order", "column"]
 Fraction: TypeAlias = Annotated[Number, Field(gt=0, lt=1)]
+Rows: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=10**9), BeforeValidator(to_whole)]
+RowsOrZero: TypeAlias = Annotated[
+    int, Field(strict=True, ge=0, le=10**9), BeforeValidator(to_whole)
+]
 
 # Keys that apply only with data.path.
 TABLE_KEYS = ("label", "client", "person", "text", "columns", "infer", "missing", "evaluation")
@@ -227,7 +232,7 @@ class Data(Section):
         "a missing number: the middle of its bounds, or 0 and an input that says so", "flag"
     )
     clients: Whole | None = Field(default=10, description="how many clients share the data (U)")
-    samples: Whole | tuple[Whole, ...] | None = optional(
+    samples: Rows | tuple[Rows, ...] | None = optional(
         "the rows of each client, or a list of them (absent: all rows, shared equally)", 143
     )
     split: SplitKind = Field(
@@ -240,11 +245,11 @@ class Data(Section):
     alpha: Annotated[
         Annotated[Number, Field(ge=1e-3, le=MOST)] | None, When("split", "dirichlet", 0.5)
     ] = optional("how even the classes are with split = dirichlet, small is uneven")
-    validation: WholeOrZero | Fraction | str = Field(
+    validation: RowsOrZero | Fraction | str = Field(
         default=DATASETS["digits"].validation,
         description="rows to validate on (0: the test rows; a table: also a fraction, a file)",
     )
-    test: WholeOrZero | Fraction | str = Field(
+    test: RowsOrZero | Fraction | str = Field(
         default=DATASETS["digits"].test,
         description="rows to test on (0: the dataset's own; a table: also a fraction, a file)",
     )
@@ -257,7 +262,7 @@ class Data(Section):
     prevalence: tuple[Annotated[Number, Field(ge=1e-6, le=1)], ...] | None = optional(
         "the public share of each class, for model.class_weights = balanced", [0.95, 0.05]
     )
-    public: Whole | None = optional(
+    public: Rows | None = optional(
         "the first rows, which no client holds; validation is drawn from them", 20000
     )
 
