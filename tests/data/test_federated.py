@@ -8,6 +8,7 @@ from sottovoce import Plan, load, simulate
 from sottovoce.cli.commands import app
 from sottovoce.data.federated import Given, load_holdings, load_public, save_public
 from sottovoce.errors import DataError, InputError, PlanError
+from sottovoce.simulation.simulate import adapt_plan
 
 SHORT = Plan(
     data={"clients": 2}, model={"name": "softmax"}, rounds={"schedule": "fixed", "rounds": 2}
@@ -74,6 +75,36 @@ def test_a_continuous_label_is_refused_with_the_remedy(labels):
 
 def test_many_classes_numbered_from_one_are_classes():
     assert hold(np.arange(120) % 26 + 1).classes == 26
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("largest", [1000, 10**9, 2**32, 2**40 + 1])
+def test_numbers_that_are_too_large_for_classes_are_names(tmp_path, largest, stored):
+    """A model of 10⁹ classes is never allocated, and 2³² is not the class 0."""
+    x = X
+    if stored:
+        np.save(tmp_path / "x.npy", X)
+        x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    np.save(tmp_path / "y.npy", BIT * largest)
+    labels = np.load(tmp_path / "y.npy", mmap_mode="r" if stored else None)
+    plan = SHORT.replace("data.name=arrays", "data.validation=5", "data.test=5")
+    held = load_holdings(plan, seed=1, data=Given((x, labels)))
+    assert held.class_names == ("0", str(largest))
+    y = np.concatenate([np.asarray(rows.y) for rows in (held.train, held.validation, held.test)])
+    assert sorted(y.tolist()) == sorted(BIT.tolist())
+
+
+def test_labels_number_their_classes_where_some_may_be_absent():
+    assert hold(BIT * 998).classes == 999
+
+
+@pytest.mark.parametrize("rows", [10**6 + 1, 11 * 10**6, 10**8])
+def test_any_number_of_rows_may_be_given(rows):
+    """No key of the plan that nobody set stands in the way; nothing is allocated here."""
+    x, y = np.broadcast_to(np.float32(0), (rows, 2)), np.broadcast_to(np.int8(0), rows)
+    assert adapt_plan(Plan(), Given((x, y)), None).data.test == rows // 10
+    several = adapt_plan(Plan(), Given([(x, y)] * 2, (x, y), (x, y)), None).data
+    assert (several.samples, several.validation, several.test) == ((rows, rows), rows, rows)
 
 
 @pytest.mark.parametrize("labels", [["a", ""] * 60, ["a", None] * 60, [0.0, np.nan] * 60])

@@ -692,6 +692,9 @@ def _join_client_arrays(plan: Plan, data: Given) -> Holdings:
     )
 
 
+FEW_CLASSES = 1000  # as many a model may have whose labels do not show them all
+
+
 @dataclass(frozen=True)
 class Classes:
     """The classes of labels: 0, 1, …, count − 1, or names in their order."""
@@ -707,7 +710,8 @@ class Classes:
         if not self.names and labels.dtype.kind in "iu":
             least, most = int(labels.min()), int(labels.max())
             if least >= 0 and most < self.count:
-                return labels if is_stored(labels) else labels.astype(np.int32)
+                codes = np.dtype(np.int32)
+                return replace(labels, dtype=codes) if is_stored(labels) else labels.astype(codes)
             raise InputError.of(
                 f"{name} labels",
                 least if least < 0 else most,
@@ -733,17 +737,21 @@ class Classes:
 def find_classes(sets: Sequence[Any]) -> Classes:
     """Return the classes of labels that `read_labels` returned.
 
-    Whole numbers from 0 are the numbers of their classes, as far as the largest. Other labels are
-    names, sorted as numbers if all of them are numbers.
+    Whole numbers from 0 are the numbers of their classes, as far as the largest, unless it is 1000
+    or more and labels are fewer than classes. Others are names, sorted as numbers if all are.
 
     >>> find_classes([np.array([0, 2, 2])]), find_classes([np.array([1, 3]), np.array([2])])
     (Classes(count=3, names=()), Classes(count=3, names=('1', '2', '3')))
+    >>> find_classes([np.array([0, 10**9])])
+    Classes(count=2, names=('0', '1000000000'))
     >>> find_classes([np.array(["yes", "no"])])
     Classes(count=2, names=('no', 'yes'))
     """
     whole = all(labels.dtype.kind in "iu" for labels in sets)
     if whole and min(int(labels.min()) for labels in sets) == 0:
-        return Classes(max(2, max(int(labels.max()) for labels in sets) + 1))
+        count = max(int(labels.max()) for labels in sets) + 1
+        if count <= min(tables.MOST_CLASSES, max(FEW_CLASSES, sum(map(len, sets)))):
+            return Classes(max(2, count))
     names = {str(name) for labels in sets for name in np.unique(np.asarray(labels)).tolist()}
     if names <= {"false", "true"}:
         names = {"false", "true"}
@@ -849,8 +857,8 @@ def _check_pair(
     if target is not None:
         y_rows: Any = _read_numbers(f"{name} targets", y, target)
         cut = target.find_cut(y)
-    elif stream and whole and Stored.of(y, np.int32).min() == 0:
-        y_rows = Stored.of(y, np.int32)
+    elif stream and whole and (codes := Stored.of(y, np.int64)).min() == 0:
+        y_rows = codes
     else:
         y_rows = read_labels(f"{name} labels", y)
         if y.dtype.kind in "fiu":
