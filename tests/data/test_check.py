@@ -11,9 +11,11 @@ from sottovoce import Plan, simulate
 from sottovoce.cli.commands import app
 from sottovoce.data import tables
 from sottovoce.data.check import check_arrays, check_plan, check_table
+from sottovoce.data.federated import Given, load_holdings
 from sottovoce.data.tables import Source
-from sottovoce.errors import DataError, InputError
+from sottovoce.errors import DataError, InputError, SottovoceError
 from sottovoce.flower import worker
+from sottovoce.server.federation import build
 
 ROWS = 900
 SPECS = {"age": (0.0, 100.0), "smoker": ("Y", "N"), "bmi": (10.0, 60.0), "ill": ("no", "yes")}
@@ -455,6 +457,154 @@ def test_arrays_are_checked_for_numbers_that_are_missing_and_for_their_scale():
     assert re.match(r"x: 2 rows hold a number that is missing .* the first is row 5;", error)
 
 
+MANY, HALF = 40, np.arange(40) % 2
+FLAT = np.random.default_rng(4).random((MANY, 3))
+ODD_ROWS = {
+    "float16": FLAT.astype(np.float16),
+    "booleans": FLAT > 0.5,
+    "bytes of pictures": (FLAT * 255).astype(np.uint8),
+    "pictures": FLAT.reshape(MANY, 3, 1),
+    "beyond float32": FLAT * 1e300,
+    "not a number": np.where(FLAT > 0.9, np.nan, FLAT),
+    "complex": FLAT + 1j,
+    "days": np.zeros((MANY, 3), "M8[D]"),
+    "structured": np.zeros((MANY, 3), [("a", "f4")]),
+    "numbers as texts": FLAT.astype(str),
+    "texts": np.full((MANY, 3), "a"),
+    "a text each": np.full(MANY, "some words"),
+    "one dimension": FLAT[:, 0],
+    "no dimension": np.float64(3),
+    "too few": FLAT[:7],
+    "none": FLAT[:0],
+    "no column": FLAT[:, :0],
+    "objects": FLAT.astype(object),
+    "objects and a text": np.where(FLAT > 0.9, "a", FLAT.astype(object)),
+    "huge objects": np.full((MANY, 3), 10**400, object),
+}
+ODD_LABELS = {
+    "booleans": HALF > 0,
+    "floats": HALF * 1.0,
+    "measured": FLAT[:, 0],
+    "halves": HALF * 0.5,
+    "not a number": np.where(HALF, np.nan, 0.0),
+    "infinite": np.where(HALF, np.inf, 0.0),
+    "texts": np.array(["a", "b"])[HALF],
+    "a gap": np.where(np.arange(MANY) == 3, "", np.array(["a", "b"])[HALF]),
+    "from minus one": HALF - 1,
+    "a billion": HALF * 10**9,
+    "all zero": HALF * 0,
+    "all one": HALF * 0 + 1,
+    "all alike": np.full(MANY, "a"),
+    "many numbers": np.arange(MANY) * 7 + 3,
+    "bytes": np.array(["a", "b"])[HALF].astype("S"),
+    "complex": HALF + 1j,
+    "days": HALF.astype("M8[D]"),
+    "two dimensions": HALF[:, None],
+    "no dimension": np.int64(1),
+    "too few": HALF[:8],
+    "none": HALF[:0],
+    "objects": np.array(["a", 1], object)[HALF],
+    "objects with none": np.array(["a", None], object)[HALF],
+}
+ODD_IDS = {
+    "numbers": np.arange(MANY) % 3,
+    "floats": np.arange(MANY) % 3 * 1.0,
+    "texts": np.array(list("abc"))[np.arange(MANY) % 3],
+    "pairs": np.arange(MANY) // 2,
+    "one": np.zeros(MANY),
+    "too few": np.arange(5),
+    "two dimensions": (np.arange(MANY) % 3)[:, None],
+    "not a number": np.where(np.arange(MANY) == 4, np.nan, 1.0),
+    "a gap": np.where(np.arange(MANY) == 4, "", "a"),
+    "bytes": np.arange(MANY).astype("S"),
+    "booleans": np.arange(MANY) > 4,
+    "objects": np.array(["a", 1], object)[HALF],
+    "objects with none": np.array(["a", None], object)[HALF],
+}
+ODD = [
+    *(pytest.param({"x": x}, id=f"x: {name}") for name, x in ODD_ROWS.items()),
+    *(pytest.param({"y": y}, id=f"y: {name}") for name, y in ODD_LABELS.items()),
+    *(
+        pytest.param({key: ids}, id=f"{key}: {name}")
+        for key in ("client", "person")
+        for name, ids in ODD_IDS.items()
+        if (key, ids.dtype.kind) != ("person", "O")  # `check_arrays` does not look at persons
+    ),
+    *(
+        pytest.param({"x": x, "y": y}, id=f"x: {name}, y: {other}")
+        for (name, x), (other, y) in zip(ODD_ROWS.items(), ODD_LABELS.items(), strict=False)
+    ),
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_the_check_of_arrays_passes_what_training_takes_and_nothing_else(tmp_path, odd):
+    arrays = {"x": FLAT, "y": HALF, **odd}
+    clients = {} if "client" in arrays else {"clients": 3}
+    if any(array.dtype == object for array in arrays.values()):  # which no file holds
+        plan = Plan(data={"name": "arrays", "clients": 3, "validation": 4, "test": 4})
+        x, y = arrays.pop("x"), arrays.pop("y")
+        given = Given((x, y), **arrays)
+        errors = check_arrays("x.npz", x, y, arrays.get("client")).errors
+    else:
+        np.savez(tmp_path / "rows.npz", **arrays)
+        roles = {name: name for name in arrays if name not in ("x", "y")}
+        data = {"path": str(tmp_path / "rows.npz"), "validation": 4, "test": 4, **roles, **clients}
+        plan, given = Plan(data=data), None
+        errors = check_plan(plan).errors
+    refused = ""
+    try:
+        load_holdings(plan, seed=1, data=given)
+    except SottovoceError as error:
+        refused = str(error)
+    assert bool(errors) == bool(refused), (errors, refused)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"test": 50}, "must leave 3 rows or more"),
+        ({"columns": {"y": ["0", "2"]}}, "data labels must be one of 0, 2"),
+        ({"test": "narrow.npz"}, r"data\.test must be rows of shape \(3,\)"),
+        ({"test": "one.npz"}, "data labels must be below 2"),
+        ({"client": "site", "clients": 5}, "data.clients must be 2, the clients of column site"),
+    ],
+)
+def test_the_check_of_arrays_knows_what_the_plan_asks_of_them(folder, data, words):
+    np.savez("narrow.npz", x=FLAT[:, :2], y=HALF)
+    np.savez("one.npz", x=FLAT, y=HALF * 0)
+    np.savez("rows.npz", x=FLAT, y=HALF if data.get("test") != "one.npz" else 2 * HALF, site=HALF)
+    plan = Plan(data={"path": "rows.npz", "clients": 3, "validation": 4, "test": 4, **data})
+    assert re.search(words, "\n".join(check_plan(plan).errors))
+    with pytest.raises(InputError, match=words):
+        build(plan, seed=1)
+
+
+@pytest.mark.parametrize("labels", [HALF * 0, HALF > 1])
+def test_labels_of_one_class_are_said(folder, caplog, labels):
+    np.savez("rows.npz", x=FLAT, y=labels)
+    plan = Plan(data={"path": "rows.npz", "clients": 2, "validation": 4, "test": 4})
+    assert any("all labels are of one class" in text for *_, text in check_plan(plan).findings)
+    load_holdings(plan, seed=1)
+    assert "all labels are of one class" in caplog.text
+    caplog.clear()
+    arrays = Plan(data={"name": "arrays", "clients": 2, "validation": 4, "test": 4})
+    load_holdings(arrays, seed=1, data=Given((FLAT, labels)))
+    assert "all labels are of one class" in caplog.text
+    caplog.clear()
+    load_holdings(arrays, seed=1, data=Given((FLAT, HALF)))
+    assert caplog.text == ""
+
+
+def test_classes_that_public_rows_show_may_be_many_numbers_at_a_client():
+    """Labels of one client, from 5 to 64, are no measurement where others say what classes are."""
+    rows = np.random.default_rng(5).random((100, 3))
+    public, client = (rows, np.arange(100)), (rows, np.arange(100) % 60 + 5)
+    plan = Plan(data={"name": "arrays", "clients": 2, "samples": [100, 100], "split": "sizes"})
+    held = load_holdings(plan, seed=1, data=Given([client, client], public, public))
+    assert (held.classes, int(held.train.y.max())) == (100, 64)
+
+
 def test_bytes_given_from_python_are_said(caplog):
     rng = np.random.default_rng(2)
     x, y = rng.integers(0, 256, (90, 6), dtype=np.uint8), np.arange(90) % 2
@@ -581,7 +731,7 @@ def test_no_rows_and_misshapen_arrays_are_refused_in_words(tmp_path):
         )
     for x, y in ((np.zeros((0, 3)), np.zeros(0)), (np.zeros((4, 3)), np.zeros(5))):
         (error,) = check_arrays("x.npz", x, y).errors
-        assert "must be x[n, …] and y[n]" in error
+        assert "must be X[n, …] and y[n] with n ≥ 1" in error
 
 
 def test_a_label_that_is_a_number_is_held_to_its_range(tmp_path):

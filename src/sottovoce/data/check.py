@@ -12,15 +12,15 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data import tables
 from sottovoce.data.files import read_npz, why
 from sottovoce.data.tables import Layout, Scan, Source, Spec, is_bounds, looks_like_id
-from sottovoce.errors import DataError, InputError, PlanError
+from sottovoce.errors import DataError, InputError, PlanError, SottovoceError
 from sottovoce.models.base import Regression
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ LEAST_WIDE = 5  # columns from which equal rows are no coincidence
 LABEL_REMEDY = (
     ", or list the class in data.columns; a number to predict needs model.loss = squared or huber"
 )
+ONE_CLASS = "all labels are of one class: there is nothing to learn; give rows of every class"
 SHOWN = 20  # clients or classes on one line, columns of a list
 _WORDS = {
     "missing": "empty in this column and are read as {middle}",
@@ -133,31 +134,40 @@ def check_plan(plan: Plan) -> Report:
         source = Source(**data.table(), target=plan.regression)
         is_split = not isinstance(data.test, str)
         report = check_table(source, plan.rows_per_person, is_split=is_split)
-        known = data.client is not None and report.rows > 0
+        return _judge_plan(report, plan)
+    from sottovoce.data.federated import deal_arrays, read_arrays
+
+    given, target = read_arrays(plan), plan.regression
+    how: Any = {"target": target, "classes": given.classes}
+    (x, y), owner = cast(Any, given.train), given.client
+    counted, weighed = not (given.validation or given.test), not plan.rows_per_person
+    name = Path(data.path).name
+    report = check_arrays(name, x, y, owner, **how, has_weights=weighed, counted=counted)
+    pairs: Any = (data.validation, given.validation), (data.test, given.test)
+    for file, pair in pairs:
+        if pair is not None:
+            report.add_evaluation(check_arrays(Path(str(file)).name, *pair, **how))
+    if not report.errors:  # as training does
         try:
-            plan.replace(**{"data.clients": len(report.clients)} if known else {})
-        except PlanError as error:  # such as a list of budgets of another length
+            deal_arrays(plan, given, seed=0, prefix="data.")
+        except SottovoceError as error:
             report.fail(str(error))
-        return _judge_test_rows(report, data.test)
-    from sottovoce.data.federated import read_array_file
-
-    arrays = read_array_file(data.path, str(data.label), data.client)
-    owner, target = arrays.get("client"), plan.regression
-    listed = data.columns[str(data.label)] if data.columns and target is None else ()
-    classes = tuple(map(str, listed))
-    given = arrays["x"], arrays["y"], owner, target, classes
-    report = check_arrays(Path(data.path).name, *given, has_weights=not plan.rows_per_person)
-    for key, file in (("data.validation", data.validation), ("data.test", data.test)):
-        if isinstance(file, str):
-            other = read_array_file(file, str(data.label), key=key)
-            report.add_evaluation(
-                check_arrays(Path(file).name, other["x"], other["y"], None, target, classes)
-            )
-    return _judge_test_rows(report, data.test)
+    return _judge_plan(report, plan)
 
 
-def _judge_test_rows(report: Report, test: int | float | str | None) -> Report:
-    """Add a warning where a result on so few test rows says little."""
+def _judge_plan(report: Report, plan: Plan) -> Report:
+    """Add what the plan says of other clients, and a warning of few rows to test on."""
+    test, clients = plan.data.test, len(report.clients)
+    known = plan.data.client is not None and clients > 0
+    try:
+        plan.replace(**{"data.clients": clients} if known else {})
+    except PlanError as error:  # such as a list of budgets of another length
+        report.fail(str(error))
+    if known and plan.data.clients not in (None, clients):
+        report.fail(
+            f"data.clients must be {clients}, the clients of column {plan.data.client}, got "
+            f"{plan.data.clients}; leave it out, it follows from the table"
+        )
     rows = report.evaluation.get(Path(test).name, 0) if isinstance(test, str) else test or 0
     tested = round(rows * report.rows) if isinstance(rows, float) else rows
     if 0 < tested < LEAST_TESTED and not report.errors:
@@ -178,7 +188,7 @@ def check_node_rows(node: Node) -> Report:
         x, y = read_npz(path, "x", "y").values()
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as arrays x and y: {why(error)}") from None
-    return check_arrays(path.name, x, y, target=node.target)
+    return check_arrays(path.name, x, y, target=node.target, counted=False)
 
 
 def check_table(source: Source, rows_per_person: int = 0, *, is_split: bool = False) -> Report:
@@ -548,44 +558,60 @@ def check_arrays(
     file: str,
     x: NDArray[Any],
     y: NDArray[Any],
-    owner: NDArray[Any] | None = None,
+    owner: ArrayLike | None = None,
     target: Regression | None = None,
     classes: Sequence[str] = (),
     has_weights: bool = True,
+    counted: bool = True,
 ) -> Report:
-    """Check arrays x[n, …] and y[n], with the client of each row and declared classes, if any."""
-    report = Report(file, rows=len(y))
-    is_text = x.ndim == 1 and x.dtype.kind == "U"
-    if not (is_text or x.ndim >= 2) or y.ndim != 1 or len(x) != len(y) or not x.size:
-        report.fail(f"x{list(x.shape)} and y{list(y.shape)} must be x[n, …] and y[n], n ≥ 1", "x")
+    """Check arrays x[n, …] and y[n], with the client of each row and declared classes, if any.
+
+    `counted` says that the classes are those of y. What training refuses is an error.
+    """
+    from sottovoce.data.federated import check_pair, read_labels
+
+    report = Report(file, rows=len(y) if y.ndim else 0)
+    try:
+        how: Any = {"target": target, "counted": counted and not classes}
+        samples, _ = check_pair("data", (x, y), **how, finite=False)
+        names = np.full(len(y), "")
+        if owner is not None:
+            names = read_labels("data.client", owner).astype(str)
+        if names.shape != y.shape:
+            raise InputError.of("data.client", names.shape, f"{len(y)} names", "one a row")
+    except InputError as error:
+        report.fail(str(error))
         return report
-    rows, labels = x.reshape(len(x), -1), y.astype(str)
-    names = np.full(len(labels), "") if owner is None else owner.astype(str)
+    rows, is_text = samples.x, x.ndim == 1  # texts, packed into numbers
+    labels = samples.y.astype(str)
     for client in np.unique(names).tolist():
         report.clients[client] = int((names == client).sum())
         if target is None:
             report.labels[client].update(labels[names == client].tolist())
-    if target is not None and y.dtype.kind in "fiu":
+    if target is not None:
         outside = float(np.mean((y < target.low) | (y > target.high)))
         if outside > TOUCHED:
             shown = f"[{target.low:g}, {target.high:g}]"
             words = _WORDS["outside"].format(spec=shown)
             report.warn(f"{outside:.1%} of the rows are {words}", "y")
-    finite = np.isfinite(rows).all(axis=1) if rows.dtype.kind == "f" else np.ones(len(rows), bool)
+    finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
         report.fail(
             f"{int((~finite).sum()):,} rows hold a number that is missing or not finite, the first "
             f"is row {int(finite.argmin()) + 1}; fill them in with a public value or remove them",
             "x",
         )
-    if (sentence := describe_scale(rows[finite])) is not None:
+    scaled = x.reshape(len(x), -1) if x.dtype.kind in "iu" else rows  # bytes are said to be bytes
+    if not is_text and (sentence := describe_scale(scaled[finite])) is not None:
         report.warn(sentence, "x")
     constant = 0 if is_text else int((rows.min(axis=0) == rows.max(axis=0)).sum())
     if constant > TOUCHED * rows.shape[1]:
         report.warn(f"{constant:,} of {rows.shape[1]:,} columns are constant", "x")
+    if target is None and not classes and counted and len(np.unique(labels)) == 1:
+        report.warn(ONE_CLASS, "y")
     _judge_absent_classes(report, classes)
     _judge_labels(report, has_weights=has_weights)
-    if rows.shape[1] >= LEAST_WIDE:
+    if rows.shape[1] >= LEAST_WIDE and not is_text:
         _judge_repeats(report, len(rows) - len({hash(row.tobytes()) for row in rows}))
     return report
 

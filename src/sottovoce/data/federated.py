@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.data import datasets, tables
-from sottovoce.data.check import describe_scale
+from sottovoce.data.check import ONE_CLASS, describe_scale
 from sottovoce.data.files import read_npy, read_npz, why, write_npz
 from sottovoce.data.partition import Split, deal_persons, size_clients, split_rows
 from sottovoce.data.streaming import Stored, is_stored, is_streamed, require_finite
@@ -344,11 +344,14 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
             raise InputError(
                 f"{what} must be absent with one array per client; give one (X, y) and person=ids"
             )
-        held = _deal_arrays(plan, data, seed) if together else _join_client_arrays(plan, data)
+        held = deal_arrays(plan, data, seed) if together else _join_client_arrays(plan, data)
         rows = data.train[0] if together else data.train[0][0]  # type: ignore[index]
         is_read = isinstance(rows, np.ndarray) and not is_stored(held.train.x)
         if is_read and (scale := describe_scale(cast(Any, rows))) is not None:
             log.warning("data: %s", scale)
+    is_array = data is not None or plan.data.is_array_file
+    if is_array and plan.regression is None and held.train.y.min() == held.train.y.max():
+        log.warning("data: %s", ONE_CLASS)
     if (target := plan.regression) is not None:
         held = replace(held, target=target, classes=1, class_names=(), counted=False)
     return held if len(held.validation.y) else replace(held, validation=held.test)
@@ -453,7 +456,11 @@ def _deal_table(plan: Plan, seed: int) -> Holdings:
 
 
 def _deal_array_file(plan: Plan, seed: int) -> Holdings:
-    """Deal the rows of an .npz or .npy file like arrays given from Python."""
+    return deal_arrays(plan, read_arrays(plan), seed, prefix="data.")
+
+
+def read_arrays(plan: Plan) -> Given:
+    """Read the rows of an .npz or .npy file as if they were given from Python."""
     data, label = plan.data, str(plan.data.label)
     arrays = read_array_file(str(data.path), label, data.client, data.person)
     public: dict[str, Any] = {}
@@ -462,14 +469,13 @@ def _deal_array_file(plan: Plan, seed: int) -> Holdings:
             other = read_array_file(file, label, key=f"data.{key}")
             public[key] = other["x"], other["y"]
     declared = data.columns[label] if data.columns and plan.regression is None else ()
-    given = Given(
+    return Given(
         (arrays["x"], arrays["y"]),
         **public,
         person=arrays.get("person"),
         client=arrays.get("client"),
         classes=tuple(map(str, declared)),
     )
-    return _deal_arrays(plan, given, seed, prefix="data.")
 
 
 def read_array_file(
@@ -556,14 +562,15 @@ def _number_persons(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.in
     return first[order], rank[person.reshape(-1)]
 
 
-def _deal_arrays(plan: Plan, data: Given, seed: int, prefix: str = "") -> Holdings:
+def deal_arrays(plan: Plan, data: Given, seed: int, prefix: str = "") -> Holdings:
     """Deal one pair; `prefix` is that of the names in errors where it comes from a file."""
     stream, target = not prefix and is_streamed(data.train[0]), plan.regression
     if stream:
         _require_streamable(plan)
-    train, shape = _check_pair("data", data.train, stream=stream, target=target)
-    validation = _check_evaluation(f"{prefix}validation", data.validation, shape, target)
-    test = _check_evaluation(f"{prefix}test", data.test, shape, target)
+    counted = not (data.classes or data.validation or data.test)
+    train, shape = check_pair("data", data.train, stream=stream, target=target, counted=counted)
+    validation = _check_evaluation(f"{prefix}validation", data, shape, target)
+    test = _check_evaluation(f"{prefix}test", data, shape, target)
     public = [samples for samples in (validation, test) if samples is not None]
     classes = Classes(len(data.classes), data.classes)
     if not data.classes:
@@ -584,7 +591,7 @@ def _deal_arrays(plan: Plan, data: Given, seed: int, prefix: str = "") -> Holdin
     if is_stored(train.x) and plan.data.split == "order" and not plan.data.public:
         return _deal_in_order(plan, train, validation, test, shape, classes)
     held = _deal_samples(plan, seed, train, shape, classes, validation, test, owner, person)
-    return replace(held, names=names, counted=not (public or data.classes))
+    return replace(held, names=names, counted=counted)
 
 
 def _check_persons(plan: Plan, data: Given, rows: int) -> NDArray[Any] | None:
@@ -661,14 +668,17 @@ def _require_streamable(plan: Plan) -> None:
 
 def _join_client_arrays(plan: Plan, data: Given) -> Holdings:
     target = plan.regression
-    clients = [_check_pair(f"data[{i}]", pair, target=target) for i, pair in enumerate(data.train)]
+    clients = [
+        check_pair(f"data[{i}]", pair, target=target, counted=False)
+        for i, pair in enumerate(data.train)
+    ]
     shape = clients[0][1]
     for i, (_, other) in enumerate(clients):
         if other != shape:
             remedy = "make them alike"
             raise InputError.of(f"data[{i}]", other, f"rows of shape {shape} as in data[0]", remedy)
-    validation = _check_evaluation("validation", data.validation, shape, target)
-    test = _check_evaluation("test", data.test, shape, target)
+    validation = _check_evaluation("validation", data, shape, target)
+    test = _check_evaluation("test", data, shape, target)
     if validation is None or test is None:
         missing = "validation" if validation is None else "test"
         raise InputError(
@@ -710,8 +720,8 @@ class Classes:
         if not self.names and labels.dtype.kind in "iu":
             least, most = int(labels.min()), int(labels.max())
             if least >= 0 and most < self.count:
-                codes = np.dtype(np.int32)
-                return replace(labels, dtype=codes) if is_stored(labels) else labels.astype(codes)
+                kind = np.dtype(np.int32)
+                return replace(labels, dtype=kind) if is_stored(labels) else labels.astype(kind)
             raise InputError.of(
                 f"{name} labels",
                 least if least < 0 else most,
@@ -794,9 +804,11 @@ def read_labels(name: str, labels: Any) -> NDArray[Any]:
 
 
 def _check_evaluation(
-    name: str, pair: Pair | None, shape: tuple[int, ...], target: Regression | None
+    name: str, data: Given, shape: tuple[int, ...], target: Regression | None
 ) -> Samples | None:
-    return None if pair is None else _check_pair(name, pair, shape, target=target)[0]
+    if (pair := getattr(data, name.removeprefix("data."))) is None:
+        return None
+    return check_pair(name, pair, shape, target=target, counted=not data.classes)[0]
 
 
 def _split_rows(
@@ -832,22 +844,31 @@ def is_pair(train: Any) -> bool:
     return isinstance(train, tuple) and not any(isinstance(item, tuple) for item in train)
 
 
-def _check_pair(
+def check_pair(
     name: str,
     pair: Any,
     shape: tuple[int, ...] | None = None,
     *,
     stream: bool = False,
     target: Regression | None = None,
+    counted: bool = True,
+    finite: bool = True,
 ) -> tuple[Samples, tuple[int, ...]]:
+    """Return rows and labels as they are trained on; refuse what cannot be.
+
+    `counted`: the classes are those of these labels. `finite`: every number of a row must be.
+    """
     try:
         rows, labels = pair
-        x = rows if stream else as_samples(rows)
+        if getattr(rows, "dtype", np.dtype(float)).kind in "cmMSV":  # numpy would make numbers
+            raise TypeError
+        with np.errstate(over="ignore"):  # of a number that float32 does not hold: not finite
+            x = rows if stream else as_samples(rows)
         y = labels if stream and is_streamed(labels) else np.asarray(labels)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         remedy = "rows of numbers and their labels"
         raise InputError.of(name, type(pair).__name__, "a pair (X, y) of arrays", remedy) from None
-    if len(x.shape) < 2 or len(y.shape) != 1 or len(x) != len(y) or len(y) == 0:
+    if len(x.shape) < 2 or len(y.shape) != 1 or len(x) != len(y) or 0 in x.shape:
         remedy = "one row of X and one label for each sample"
         raise InputError.of(name, (x.shape, y.shape), "X[n, …] and y[n] with n ≥ 1", remedy)
     if shape is not None and x.shape[1:] != shape:
@@ -861,11 +882,12 @@ def _check_pair(
         y_rows = codes
     else:
         y_rows = read_labels(f"{name} labels", y)
-        if y.dtype.kind in "fiu":
+        if counted and y.dtype.kind in "fiu":
             tables.refuse_measurement(f"{name} labels", y)
     if stream:
         return _make_samples(Stored.of(x, np.float32), y_rows, cut), tuple(x.shape[1:])
-    require_finite(x, 0, name)
+    if finite:
+        require_finite(x, 0, name)
     return Samples(x.reshape(len(x), -1), y_rows, cut), x.shape[1:]
 
 
