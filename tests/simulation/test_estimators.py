@@ -148,6 +148,23 @@ def test_settings_of_the_data_are_refused(key):
 
 
 @needs_sklearn
+@pytest.mark.parametrize("missing", [None, np.nan, ""])
+def test_a_row_without_its_site_is_refused(missing):
+    """It would be dealt to a site of its own, named nan."""
+    site = np.array(["a", "b", "c"], object)[np.arange(900) % 3]
+    site[4] = missing
+    with pytest.raises(InputError, match="row 5 of client is missing"):
+        PrivateFederatedClassifier(rounds=2).fit(X, Y, client=site)
+
+
+@needs_sklearn
+def test_a_result_says_that_targets_beyond_the_range_are_cut():
+    model = PrivateFederatedRegressor(target=(-0.1, 0.1), rounds=2, random_state=1)
+    headline = model.fit(X, X[:, 0]).run_.record["result"]["headline"]["text"]
+    assert "test targets lie beyond [-0.1, 0.1] and are cut to it" in headline
+
+
+@needs_sklearn
 def test_a_regressor_predicts_in_the_public_range():
     y = 50 + 20 * X[:, 0]
     model = PrivateFederatedRegressor(target=(0, 100), rounds=40, clients=3, random_state=1)

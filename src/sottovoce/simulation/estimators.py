@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.data.federated import Given, Holdings, Samples
+from sottovoce.data.federated import Given, Holdings, Samples, read_labels
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
 from sottovoce.plan.base import MOST, to_whole
@@ -82,10 +82,9 @@ class _PrivateFederatedModel:
             owner = np.empty(len(y), np.int64)
             owner[order] = np.arange(len(y)) % len(names)
         else:
-            names, owner = np.unique(np.asarray(client), return_inverse=True)
-            if owner.shape != y.shape:
-                shape = np.shape(client)
+            if (shape := np.shape(client)) != y.shape:
                 raise InputError.of("client", shape, f"({len(y)},)", "give one name for each row")
+            names, owner = np.unique(read_labels("client", client), return_inverse=True)
         left, aside = np.bincount(owner), np.zeros(len(y), bool)
         for row in order:  # every client keeps a row to train on
             if aside.sum() < max(1, round(self.held_out * len(y))) and left[owner[row]] > 1:
@@ -107,9 +106,10 @@ class _PrivateFederatedModel:
         if plan.data != dealt:  # the record would describe other rows
             remedy = "rows and clients are those of fit"
             raise InputError.of("settings", self.settings, "keys outside of [data]", remedy)
-        if plan.regression is not None:
-            y = plan.regression.scale(y)
-        public = Samples(X[aside], y[aside])
+        cut = None
+        if (number := plan.regression) is not None:
+            y, cut = number.scale(y), number.find_cut(y)[aside]
+        public = Samples(X[aside], y[aside], cut)
         held = Holdings(
             samples=left,
             train=Samples(X[train], y[train]),
@@ -122,7 +122,7 @@ class _PrivateFederatedModel:
             tests_clients=client is not None,
             test_owner=None if client is None else owner[aside].astype(np.int32),
             names=() if client is None else tuple(map(str, names.tolist())),
-            target=plan.regression,
+            target=number,
         )
         if plan.noise == "secure":
             bound = "simulated in an estimator, which counts the classes on its rows"
