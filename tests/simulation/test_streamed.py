@@ -222,6 +222,10 @@ def test_what_cannot_be_streamed_is_refused_before_a_row_is_read(rows, change, n
     with pytest.raises(InputError, match=rf"{name}.*where the rows are streamed"):
         simulate(plan_of(**change), data=(shelf, rows[1]), seed=1)
     assert not shelf.read
+    # Nor in a sweep, whose first run deals the rows.
+    plans = [plan_of(), plan_of(**change)]
+    with pytest.raises(InputError, match=rf"{name}.*where the rows are streamed"):
+        simulate_many(plans, data=(shelf, rows[1]), seeds=[1])
 
 
 @pytest.mark.slow

@@ -359,6 +359,8 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
 
 def add_features(plan: Plan, held: Holdings) -> Holdings:
     """Replace the rows by the features that the plan's model uses, if it uses any."""
+    if is_stored(held.train.x):  # also of rows that were dealt for another plan of a sweep
+        _require_streamable(plan)
     lens = build_features(plan, held)
     if lens is None or held.features is not None:
         return _join_persons(plan, held)
