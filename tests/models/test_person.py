@@ -263,7 +263,7 @@ def test_what_has_no_persons_is_refused(tmp_path):
         simulate(plan, data=(x, y), seed=1)
     with pytest.raises(InputError, match=r"person must be \(20,\)"):
         simulate(plan, data=(x, y), person=np.arange(19), seed=1)
-    with pytest.raises(InputError, match=r"local\.unit must be record or client"):
+    with pytest.raises(InputError, match=r"local\.unit = person must be absent"):
         deal_rows(plan, seed=1, data=Given([(x, y), (x, y)], (x, y), (x, y)))
     with pytest.raises(PlanError, match=r"data\.validation must be a file with local\.unit"):
         plan_for(table(tmp_path), **{"data.evaluation": None, "noise": "secure"})

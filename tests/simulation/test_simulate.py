@@ -107,6 +107,17 @@ def test_a_sweep_over_persons_keeps_each_on_one_side():
     assert without_time(run.record) == without_time(alone.record)
 
 
+@pytest.mark.parametrize("kind", [int, str, object])
+def test_a_tenth_of_persons_is_set_aside_where_they_are_dealt(kind):
+    """Counted in rows, validation and test would take everybody."""
+    x, ids = np.zeros((300, 2), np.float32), np.array([f"{i}" for i in np.arange(300) // 10])
+    person = np.arange(300) // 10 if kind is int else ids.astype(kind)
+    given = Given((x, np.arange(300) % 2), person=person)
+    plan = many.adapt_plan(SHORT.replace("data.clients=3"), given, None)
+    held = build(plan, seed=1, data=given).held
+    assert (len(held.validation.y), len(held.test.y), sum(held.samples)) == (30, 30, 240)
+
+
 @pytest.mark.parametrize(("plans", "seeds"), [([SHORT], []), ([], [1])])
 def test_a_sweep_without_runs_is_refused(plans, seeds):
     with pytest.raises(InputError, match=r"^plans and seeds must have one entry or more"):

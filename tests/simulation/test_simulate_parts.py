@@ -248,6 +248,19 @@ def test_a_partition_that_deals_badly_is_refused(partition, words):
         simulate(SHORT, seed=1, partition=partition)
 
 
+def test_a_partition_deals_no_rows_of_persons_who_are_protected():
+    data = np.zeros((300, 4), np.float32), np.arange(300) % 2
+    plan = Plan(data={"name": "arrays", "clients": 3, "validation": 9, "test": 9})
+    for unit in ("record", "person"):
+        with pytest.raises(InputError, match="partition deals rows that are in memory"):
+            simulate(
+                plan.replace(f"local.unit={unit}"),
+                data=data,
+                person=np.arange(300) // 3,
+                partition=deal_by_label,
+            )
+
+
 def test_a_partition_never_moves_private_rows_by_their_labels_with_secure_noise():
     rng = np.random.default_rng(1)
     data = rng.normal(size=(300, 4)), rng.integers(0, 2, 300)

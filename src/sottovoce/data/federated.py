@@ -400,7 +400,8 @@ def deal_anew(held: Holdings, partition: Partition, rng: np.random.Generator) ->
     The labels are those of the rows that the plan deals to clients, in the order of the data;
     validation and test rows stay as they are. A row of client −1 is left out.
     """
-    if held.split is None or held.names or held.person is not None or is_stored(held.train.x):
+    are_rows = held.person is None and held.train.x.shape[1:] == (int(np.prod(held.inputs)),)
+    if held.split is None or held.names or not are_rows or is_stored(held.train.x):
         raise InputError(
             "partition deals rows that are in memory and belong to nobody yet; leave it out with a "
             "column of clients, persons, one array per client, or streamed rows"
@@ -611,6 +612,7 @@ def _check_persons(plan: Plan, data: Given, rows: int) -> NDArray[Any] | None:
             "rows may be of persons whom clients hold, too; give validation=(X, y)"
         )
     ids = np.asarray(data.person)
+    ids = read_labels("person", ids) if ids.dtype.kind == "O" else ids  # texts, as of pandas
     if ids.shape != (rows,) or not has_ids(ids):
         bound = f"({rows},), numbers or texts without gaps"
         raise InputError.of("person", ids.shape, bound, "give one id for each row")

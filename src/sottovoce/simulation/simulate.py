@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import numpy as np
 from numpy.typing import ArrayLike
 
 from sottovoce._version import __version__
@@ -131,7 +132,7 @@ def _describe_arrays(plan: Plan, given: Given) -> dict[str, object]:
     if plan.data.name != "arrays":
         changes["data.name"] = "arrays"
         if is_pair(given.train):
-            tenth = max(1, _count_rows(given.train) // 10)
+            tenth = max(1, _count_rows(given.train, given.person) // 10)
             changes |= {"data.validation": tenth, "data.test": tenth}
     for name, pair in (("validation", given.validation), ("test", given.test)):
         if pair is not None:
@@ -142,9 +143,10 @@ def _describe_arrays(plan: Plan, given: Given) -> dict[str, object]:
     return changes
 
 
-def _count_rows(pair: Any) -> int:
+def _count_rows(pair: Any, person: Any = None) -> int:
+    """Return the number of rows, or of persons, who are dealt whole."""
     try:
-        return max(1, len(pair[1]))
+        return max(1, len(pair[1] if person is None else np.unique(np.asarray(person))))
     except (TypeError, LookupError):
         return 1  # not a pair: `build` raises the error
 
