@@ -107,6 +107,20 @@ def test_a_sweep_over_persons_keeps_each_on_one_side():
     assert without_time(run.record) == without_time(alone.record)
 
 
+@pytest.mark.parametrize("data", [[], iter(()), 5])
+def test_no_arrays_are_refused_as_such(data):
+    with pytest.raises(InputError, match=r"^data must be \(X, y\), or a list with one"):
+        simulate(SHORT, data, seed=1)
+
+
+def test_arrays_of_clients_may_come_one_by_one():
+    pair = np.random.default_rng(0).random((40, 2), np.float32), np.arange(40) % 2
+    given = {"validation": pair, "test": pair, "seed": 1}
+    one_by_one = simulate(ARRAYS, (pair for _ in range(3)), **given)
+    listed = simulate(ARRAYS, [pair] * 3, **given)
+    assert without_time(one_by_one.record) == without_time(listed.record)
+
+
 @pytest.mark.parametrize("kind", [int, str, object])
 def test_a_tenth_of_persons_is_set_aside_where_they_are_dealt(kind):
     """Counted in rows, validation and test would take everybody."""

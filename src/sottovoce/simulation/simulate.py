@@ -120,6 +120,11 @@ def adapt_plan(plan: Plan, given: Given | None, model: Any, parts: Parts = NO_PA
 def _collect_arrays(data: Any, validation: Any, test: Any, person: Any = None) -> Given | None:
     """Return the arrays that are given from Python; None where there are none."""
     if data is not None:
+        if not is_pair(data):
+            data = list(data) if isinstance(data, Iterable) else []  # it is gone through twice
+            if not data:
+                bound = "(X, y), or a list with one for each client"
+                raise InputError.of("data", "no arrays", bound, "give rows and their labels")
         return Given(data, validation, test, person)
     others = {"validation": validation, "test": test, "person": person}
     for name in [name for name, value in others.items() if value is not None]:
