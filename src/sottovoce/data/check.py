@@ -133,20 +133,18 @@ def check_plan(plan: Plan) -> Report:
     if not data.is_array_file:
         source = Source(**data.table(), target=plan.regression)
         is_split = not isinstance(data.test, str)
-        report = check_table(source, plan.rows_per_person, is_split=is_split)
-        return _judge_plan(report, plan)
+        return _judge_plan(check_table(source, plan.rows_per_person, is_split=is_split), plan)
     from sottovoce.data.federated import deal_arrays, read_arrays
 
     given, target = read_arrays(plan), plan.regression
     how: Any = {"target": target, "classes": given.classes}
     (x, y), owner = cast(Any, given.train), given.client
     counted, weighed = not (given.validation or given.test), not plan.rows_per_person
-    name = Path(data.path).name
+    name, files = Path(data.path).name, (data.validation, data.test)
     report = check_arrays(name, x, y, owner, **how, has_weights=weighed, counted=counted)
-    pairs: Any = (data.validation, given.validation), (data.test, given.test)
-    for file, pair in pairs:
+    for file, pair in zip(files, (given.validation, given.test), strict=True):
         if pair is not None:
-            report.add_evaluation(check_arrays(Path(str(file)).name, *pair, **how))
+            report.add_evaluation(check_arrays(Path(str(file)).name, *cast(Any, pair), **how))
     if not report.errors:  # as training does
         try:
             deal_arrays(plan, given, seed=0, prefix="data.")

@@ -329,9 +329,10 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
 
     With `data.validation = 0` the server validates on the test rows, as in the paper.
     """
-    if data is None:
-        deal = _deal_dataset if plan.data.path is None else _deal_table
-        held = (_deal_array_file if plan.data.is_array_file else deal)(plan, seed)
+    if data is None and plan.data.is_array_file:
+        held = deal_arrays(plan, read_arrays(plan), seed, prefix="data.")
+    elif data is None:
+        held = (_deal_dataset if plan.data.path is None else _deal_table)(plan, seed)
     else:
         if plan.data.public is not None and not is_pair(data.train):
             raise InputError(
@@ -456,10 +457,6 @@ def _deal_table(plan: Plan, seed: int) -> Holdings:
     who, shape = (table.owner, table.person), train.x.shape[1:]
     held = _deal_samples(plan, seed, train, shape, classes, steering, tested, *who)
     return replace(held, layout=layout, names=table.clients)
-
-
-def _deal_array_file(plan: Plan, seed: int) -> Holdings:
-    return deal_arrays(plan, read_arrays(plan), seed, prefix="data.")
 
 
 def read_arrays(plan: Plan) -> Given:
