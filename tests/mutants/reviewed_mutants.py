@@ -1124,7 +1124,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "server.federation",
         "A client's results are listed by its name only where the plan declares its evaluation rows public.",
         "tests/server/test_federation.py::test_sites_keep_their_names_and_results_where_rows_are_declared_public",
-        (('plan.data.evaluation == "public" or plan.data.client is None', "True"),),
+        (('plan.data.evaluation == "public" or not federation.evaluates_on_clients', "True"),),
     ),
     (
         "test rows calibrate the probabilities that they test",
