@@ -19,12 +19,15 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from sottovoce.errors import PlanError
+from sottovoce.models.base import MODELS
+from sottovoce.models.metrics import CLASS_METRICS, REGRESSION_METRICS
 from sottovoce.plan import Plan
 from sottovoce.plan.base import MOST
 from sottovoce.plan.data import DATASETS, Data
 from sottovoce.plan.sections import Model, Privacy, Rounds
 from sottovoce.privacy.calibration import capacity
 from sottovoce.schedules.algorithms import (
+    SCHEDULES,
     DecayingNoise,
     DiscountedRounds,
     FixedRounds,
@@ -486,6 +489,21 @@ def test_the_range_of_a_number_stands_in_target_or_with_the_columns() -> None:
     assert Plan(data=table).regression is None
     with pytest.raises(PlanError, match="both give the label's range"):
         Plan(data=table | {"target": [0, 1]}, model={"loss": "huber"})
+
+
+def test_a_plan_names_what_the_registries_hold() -> None:
+    schema = Plan.json_schema()
+    tables = {title: schema["$defs"][title]["properties"] for title in ("Data", "Model", "Rounds")}
+    assert tables["Rounds"]["schedule"]["enum"] == [*SCHEDULES]
+    assert tables["Model"]["name"]["enum"] == [*MODELS, "custom"]
+    assert tables["Data"]["name"]["anyOf"][0]["enum"] == [*DATASETS]
+    metrics = schema["properties"]["metric"]["anyOf"][0]["enum"]
+    assert metrics == [*CLASS_METRICS, *REGRESSION_METRICS]
+
+
+def test_a_plan_may_name_a_schedule_that_was_registered(monkeypatch) -> None:
+    monkeypatch.setitem(SCHEDULES, "half", lambda rounds: FixedRounds(rounds // 2))
+    assert Plan(rounds={"schedule": "half", "rounds": 8}).schedule() == FixedRounds(4)
 
 
 def test_schedules_and_recipe() -> None:

@@ -12,26 +12,38 @@ from hypothesis import strategies as st
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.tank import Tank
-from sottovoce.schedules.algorithms import DecayingNoise, DiscountedRounds, FixedRounds
+from sottovoce.schedules.algorithms import (
+    SCHEDULES,
+    DecayingNoise,
+    DiscountedRounds,
+    FixedRounds,
+    ForecastRounds,
+)
 from sottovoce.schedules.base import Progress
 from sottovoce.schedules.pricing import Terms, price_release
 
+OPTIONS = {
+    FixedRounds: {},
+    DiscountedRounds: {
+        "beta": st.sampled_from([0.05, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99]),
+        "zeta": st.sampled_from([-1.0, 0.0, 1e-3, 10.0]),
+        "window": st.integers(1, 6),
+    },
+    DecayingNoise: {"slope": st.sampled_from([0.0, 0.004, 0.1, 0.9])},
+    ForecastRounds: {},
+}
 schedules = st.one_of(
-    st.builds(FixedRounds, st.integers(1, 80)),
-    st.builds(
-        DiscountedRounds,
-        st.integers(1, 80),
-        beta=st.sampled_from([0.05, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99]),
-        zeta=st.sampled_from([-1.0, 0.0, 1e-3, 10.0]),
-        window=st.integers(1, 6),
-    ),
-    st.builds(DecayingNoise, st.integers(1, 80), slope=st.sampled_from([0.0, 0.004, 0.1, 0.9])),
+    st.builds(kind, st.integers(1, 80), **options) for kind, options in OPTIONS.items()
 )
 losses = st.lists(
     st.one_of(st.floats(0, 5), st.sampled_from([math.nan, math.inf, -math.inf])),
     min_size=1,
     max_size=40,
 )
+
+
+def test_every_schedule_that_a_plan_can_name_is_checked_here():
+    assert {*OPTIONS} == {*SCHEDULES.values()}
 
 
 def rounds_of(schedule, sequence):

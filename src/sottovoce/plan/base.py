@@ -31,6 +31,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function, str_schema
 
 from sottovoce.errors import InputError, PlanError
 from sottovoce.privacy.budget import Budget
@@ -345,6 +346,24 @@ WholeOrZero: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, le=MOST), BeforeValidator(to_whole)
 ]
 Number: TypeAlias = Annotated[float, Field(strict=True), AllowInfNan(False)]
+
+
+class OneOf:
+    """The names in a registry, one of which a text must be: `Annotated[str, OneOf(REGISTRY)]`."""
+
+    def __init__(self, registry: Mapping[str, Any], *others: str) -> None:
+        self.registry, self.others = registry, others
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return no_info_after_validator_function(self._require_name, str_schema(strict=True))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"enum": [*self.registry, *self.others], "type": "string"}
+
+    def _require_name(self, name: str) -> str:
+        if name not in self.registry and name not in self.others:
+            raise ValueError(name)  # `Section` says what it must be
+        return name
 
 
 def optional(description: str, example: Any = None) -> Any:

@@ -26,7 +26,7 @@ from sottovoce.errors import PlanError
 from sottovoce.models.base import WIDEST
 from sottovoce.models.person import MOST_ROWS_PER_PERSON, ROWS_PER_PERSON
 from sottovoce.plan import base
-from sottovoce.plan.base import MOST, Number, Section, When, Whole, optional, to_whole
+from sottovoce.plan.base import MOST, Number, OneOf, Section, When, Whole, optional, to_whole
 
 Spec: TypeAlias = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () is left out
 
@@ -142,7 +142,6 @@ def format_category(value: object) -> str:
     return str(value).strip() if isinstance(value, str | int | float) else ""
 
 
-DatasetName: TypeAlias = Literal["digits", "mnist", "cifar10", "acs", "adult", "ipums", "arrays"]
 SplitKind: TypeAlias = Literal["iid", "labels", "sizes", "dirichlet", "order", "column"]
 Fraction: TypeAlias = Annotated[Number, Field(gt=0, lt=1)]
 Rows: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=10**9), BeforeValidator(to_whole)]
@@ -199,7 +198,7 @@ class Data(Section):
     """Which data, and who holds what."""
 
     title = "data"
-    name: DatasetName | None = Field(
+    name: Annotated[str, OneOf(DATASETS)] | None = Field(
         default="digits", description="the dataset (arrays: given from Python)"
     )
     path: str | None = optional(

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +27,13 @@ from sottovoce.models.metrics import CLASS_METRICS, REGRESSION_METRICS
 from sottovoce.models.network import TEXT_PRESET, is_network, resolve_network
 from sottovoce.models.person import ROWS_PER_PERSON
 from sottovoce.plan import base
-from sottovoce.plan.base import TABLES, Section, format_name, optional, split_key
+from sottovoce.plan.base import TABLES, OneOf, Section, format_name, optional, split_key
 from sottovoce.plan.data import TABLE_KEYS, Columns, Data, check_bounds
 from sottovoce.plan.sections import CUSTOM, Local, Model, Privacy, Rounds, Server
 from sottovoce.privacy.budget import LARGER_UNITS
 from sottovoce.privacy.sensitivity import LEAST_WEIGHT, Recipe
 from sottovoce.schedules.base import Schedule
 
-Metric: TypeAlias = Literal[
-    "accuracy", "balanced_accuracy", "auroc", "auprc", "log_loss", "brier", "mae", "rmse", "r2"
-]
 NUMBER_RATE = 0.2  # η where a number is predicted: the squared loss diverges with larger ones
 
 
@@ -65,7 +62,7 @@ class Plan(Section):
         default="simulated",
         description="where noise comes from (simulated: a forecast; secure: a real release)",
     )
-    metric: Metric | None = optional(
+    metric: Annotated[str, OneOf(CLASS_METRICS | REGRESSION_METRICS)] | None = optional(
         "what heads the result and steers it (absent: a rule, and the loss steers)", "auroc"
     )
     rehearsed: Annotated[str, Field(max_length=2000)] | None = optional(
@@ -112,7 +109,7 @@ class Plan(Section):
         self._check_class_weights()
         self._check_regression()
         self._check_least_squares()
-        if self.server.signal == "clients" and self.rounds.schedule != "discounted":
+        if self.server.signal == "clients" and self.schedule().steady:
             raise PlanError(
                 "server.signal = clients pays for losses that rounds.schedule = "
                 f"{self.rounds.schedule} never looks at; choose public, or discounted"
@@ -557,12 +554,6 @@ class Plan(Section):
 TOTAL_NOISE, TOTAL_NOISE_DEEP = 1.2, 0.25
 LARGEST_MOVE = 8.0  # of the model in a round, ηCE; measured on tables of 4 to 784 inputs
 
-#: Keys that choose a section's main key by themselves: its default for tables is then left out.
-CHOOSING = {
-    "model": {"hidden", "channels", "kappa", "norm", "own"},
-    "rounds": {"beta", "zeta", "window", "slope"},
-}
-
 
 def _add_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a plan with the defaults that depend on other keys.
@@ -580,9 +571,10 @@ def _add_defaults(values: dict[str, Any]) -> dict[str, Any]:
         rounds, signal = given.get("rounds", {}), given.get("server", {}).get("signal")
         many = 100 if has_network else 200
         defaults = {"local": {"learning_rate": "auto"}, "rounds": {"rounds": many}}
-        if not CHOOSING["model"] & model.keys():
+        # A key that only one model or schedule has chooses it: no default stands in its way.
+        if not {key for key, when in Model.conditions() if when.switch == "name"} & model.keys():
             defaults["model"] = {"name": "softmax"}
-        if signal != "clients" and not CHOOSING["rounds"] & rounds.keys():
+        if signal != "clients" and not dict(Rounds.conditions()).keys() & rounds.keys():
             defaults["rounds"]["schedule"] = "fixed"
     if model.get("loss") is not None:
         defaults["local"] = {"learning_rate": NUMBER_RATE}

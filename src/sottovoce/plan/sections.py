@@ -7,11 +7,10 @@ another package knows (a budget, a recipe, a schedule) are checked by making its
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from sottovoce.errors import InputError, PlanError
 from sottovoce.models import network
@@ -23,31 +22,15 @@ from sottovoce.privacy.budget import Budget, Calibration, Unit, View
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules import optimizer
 from sottovoce.schedules.aggregate import Aggregation
-from sottovoce.schedules.algorithms import (
-    DecayingNoise,
-    DiscountedRounds,
-    FixedRounds,
-    ForecastRounds,
-)
+from sottovoce.schedules.algorithms import SCHEDULES
 from sottovoce.schedules.base import Schedule
 from sottovoce.schedules.pricing import CohortKind
 
-
-def _require_model(name: str) -> str:
-    if name not in (*MODELS, CUSTOM):
-        raise ValueError(f"{name} is not a model")  # `Section` says what it must be
-    return name
-
-
 CUSTOM = "custom"  # the name of a model of one's own
-ModelName: TypeAlias = Annotated[
-    str,
-    AfterValidator(_require_model),
-    Field(strict=True, json_schema_extra=lambda schema: schema.update(enum=[*MODELS, CUSTOM])),
-]
+ModelName: TypeAlias = Annotated[str, base.OneOf(MODELS, CUSTOM)]
+ScheduleName: TypeAlias = Annotated[str, base.OneOf(SCHEDULES)]
 Scale: TypeAlias = Annotated[Number, Field(ge=1e-6, le=1e6)]
 FeatureName: TypeAlias = Annotated[str, Field(strict=True, min_length=1, max_length=1000)]
-ScheduleKind: TypeAlias = Literal["fixed", "discounted", "decaying", "forecast"]
 
 
 class Model(Section):
@@ -245,7 +228,7 @@ class Rounds(Section):
     """What happens when."""
 
     title = "rounds"
-    schedule: ScheduleKind = Field(
+    schedule: ScheduleName = Field(
         default="discounted", description="how the number of rounds is decided"
     )
     rounds: Whole = Field(
@@ -280,15 +263,9 @@ class Rounds(Section):
 
     def build(self) -> Schedule:
         """Build the schedule that these keys describe."""
-        kinds: dict[str, Callable[..., Schedule]] = {
-            "fixed": FixedRounds,
-            "discounted": DiscountedRounds,
-            "decaying": DecayingNoise,
-            "forecast": ForecastRounds,
-        }
-        chosen = [key for key, when in self.conditions() if when.value == self.schedule]
-        options = {key: getattr(self, key) for key in chosen}
-        return kinds[self.schedule](rounds=self.rounds, **options)
+        names = [key for key, when in self.conditions() if when.value == self.schedule]
+        options = {name: getattr(self, name) for name in names}
+        return SCHEDULES[self.schedule](rounds=self.rounds, **options)
 
 
 class Server(Section):

@@ -258,6 +258,15 @@ class ForecastRounds(_Rounds):
         return _halve(self.list_near(r * T), measure, most, spread)
 
 
+#: The schedules that a plan can name. A new schedule is one class and one line here.
+SCHEDULES: dict[str, type[_Rounds]] = {
+    "fixed": FixedRounds,
+    "discounted": DiscountedRounds,
+    "decaying": DecayingNoise,
+    "forecast": ForecastRounds,
+}
+
+
 def _halve(
     left: list[Candidate],
     measure: Callable[[Candidate, int], float],

@@ -53,12 +53,7 @@ from sottovoce.privacy.tank import Tank
 from sottovoce.runs.checkpoint import ServerState
 from sottovoce.runs.record import MOST_CONFUSED, MOST_NAMED, ClientResult
 from sottovoce.schedules.aggregate import limit_samples
-from sottovoce.schedules.algorithms import (
-    DecayingNoise,
-    DiscountedRounds,
-    FixedRounds,
-    ForecastRounds,
-)
+from sottovoce.schedules.algorithms import SCHEDULES, FixedRounds, ForecastRounds
 from sottovoce.schedules.base import CheckedSchedule, Schedule
 from sottovoce.schedules.optimizer import Finish, Leaves
 from sottovoce.schedules.pricing import Terms, plan_turns
@@ -86,7 +81,7 @@ class Parts:
     metrics: Mapping[str, UserMetric] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.schedule is not None and type(self.schedule) not in BUILT_IN_SCHEDULES:
+        if self.schedule is not None and type(self.schedule) not in SCHEDULES.values():
             object.__setattr__(self, "schedule", CheckedSchedule(self.schedule))
         if self.partition is not None and not callable(self.partition):
             remedy = "it returns the client of each row"
@@ -128,7 +123,6 @@ def _name_part(part: Any) -> str:
 
 log = logging.getLogger("sottovoce.federation")
 FEWEST_ROWS = 40  # public rows that a forecast needs
-BUILT_IN_SCHEDULES = (FixedRounds, DiscountedRounds, DecayingNoise, ForecastRounds)
 NO_PARTS = Parts()
 
 
@@ -433,8 +427,7 @@ class Federation:
             return None, "between the steps of a round a client has only its own noise"
         if self.plan.server.aggregation not in (None, "mean"):
             return None, "the uploads are not averaged with weights that are known in advance"
-        fixed = isinstance(self.schedule, FixedRounds | DecayingNoise | ForecastRounds)
-        if fixed and finished and len(state.weight) == len(state.rounds):
+        if self.schedule.steady and finished and len(state.weight) == len(state.rounds):
             weight, sigma = np.array([state.weight, state.sigma]).reshape(2, -1, len(self.capacity))
             views = [
                 calibration.sum_model_mu2(weight, sigma, self.sensitivity, c) for c in colluding
