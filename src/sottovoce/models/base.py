@@ -479,7 +479,7 @@ def build(
     for size in shape:
         _require_at_least("every number of shape", size, 1, "give the sizes of one sample")
     if number_loss is not None and not kind.predicts_numbers:
-        remedy = "choose softmax, mlp or cnn, which predict numbers, too"
+        remedy = "choose softmax, or another that predicts numbers"
         raise InputError.of("model.loss", number_loss, f"absent for the {name}", remedy)
     _require_at_least("classes", classes, 2 - (number_loss is not None), "count the labels")
     if kind.takes_pictures and len(shape) != 3:

@@ -295,7 +295,9 @@ class Plan(Section):
             remedy = "a custom model brings its loss, which gets numbers, and no other does"
             raise PlanError.of("model.loss", loss, f"{wanted} model.name = {name}", remedy)
         if is_named and not find_model(name).predicts_numbers:
-            remedy = f"the {name} tells classes apart; choose softmax, mlp or cnn"
+            remedy = (
+                f"the {name} tells classes apart; choose softmax, or another that predicts numbers"
+            )
             raise PlanError.of("model.loss", loss, f"absent with model.name = {name}", remedy)
         for key, value, bound in (
             ("model.class_weights", self.model.class_weights, None),
