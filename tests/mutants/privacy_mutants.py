@@ -694,11 +694,11 @@ MUTANTS = [
     _bug("a forecast on clients' raw rows and losses", "server.forecast", "tests/server/test_forecast.py::test_no_row_of_a_client_is_read",
          ("public = federation.held.validation", "public = federation.held.train")),
     _bug("a horizon that tells a hidden budget", "server.forecast", "tests/server/test_forecast.py::test_the_numbers_of_clients_that_hide_them_do_not_show",
-         ("shown = offer.granted & ~np.isnan(federation.capacity)", "shown = offer.granted")),
+         ("disclosed = offer.granted & ~np.isnan(federation.capacity)", "disclosed = offer.granted")),
     _bug("a forecast that announces more rounds than the plan", "schedules.algorithms", "tests/server/test_forecast.py::test_no_candidate_lengthens_a_run",
          ("least, found = min(FEWEST, self.rounds), {self.rounds}", "least, found = FEWEST, {self.rounds}")),
     _bug("a step of the server that changes what clients book", "server.rounds", "tests/server/test_forecast.py::test_the_books_do_not_depend_on_the_step",
-         ("sensitivity = full, stack([federation.sensitivity for federation in federations])", "sensitivity = full, stack([run.federation.sensitivity * run.state.marks.step for run in runs])")),
+         ("sensitivity = tank_before, stack([federation.sensitivity for federation in federations])", "sensitivity = full, stack([run.federation.sensitivity * run.state.marks.step for run in runs])")),
 ]  # fmt: skip
 MUTANTS += [
     Mutant(name, module, killer, changes)

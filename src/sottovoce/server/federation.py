@@ -60,8 +60,8 @@ from sottovoce.schedules.pricing import Terms, plan_turns
 from sottovoce.schemas import ModelView
 from sottovoce.server.members import Member
 
-FEW_BUDGETS = 16  # different ones among the clients of a run
-MEDIAN_OF = 4096  # rows that a median clip looks at
+FEW_BUDGETS = 16  # different budgets of a run's clients, whose capacities are cached
+MEDIAN_ROWS = 4096  # whose gradient norms give a median clip
 
 
 UserMetric: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], float]  # labels × scores
@@ -69,10 +69,10 @@ UserMetric: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], float]  # labels 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The parts of a run that are given from Python, where a plan has words.
+    """The parts of a run that are objects from Python instead of names in a plan.
 
-    They get public values only: a schedule losses, an optimiser averaged uploads, a metric public
-    rows. A partition deals rows before anything is promised about them.
+    They get public values only: a schedule gets losses, an optimiser averaged uploads, a metric
+    public rows. A partition deals rows before anything is promised about them.
     """
 
     schedule: Schedule | None = None
@@ -156,9 +156,9 @@ class OptaxStep:
         tree = jax.tree.structure(jax.eval_shape(self.transformation.init, params))
         before = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in state.values()])
         updates, after = self.transformation.update(gradient, before, params)
-        new = dict(zip(previous, jax.tree.map(jnp.add, params, updates), strict=True))
-        kept = dict(zip(state, jax.tree.leaves(after), strict=True))
-        return jax.tree.map(np.asarray, (new, kept)) if is_numpy else (new, kept)
+        model = dict(zip(previous, jax.tree.map(jnp.add, params, updates), strict=True))
+        memory = dict(zip(state, jax.tree.leaves(after), strict=True))
+        return jax.tree.map(np.asarray, (model, memory)) if is_numpy else (model, memory)
 
     def require_fit(self, model: Model) -> None:
         """Refuse what is no transformation, or changes the form of the model or of its state."""
@@ -235,9 +235,9 @@ class Federation:
         """Γ²: the plan's, or else 0 where the split makes clients alike, and C² elsewhere."""
         if self.plan.server.divergence is not None:
             return self.plan.server.divergence
-        alike = self.held.split is not None and self.plan.data.split in ("iid", "sizes")
-        alike = alike and self.parts.partition is None
-        return 0.0 if alike else self.recipe.clip**2
+        are_alike = self.held.split is not None and self.plan.data.split in ("iid", "sizes")
+        are_alike = are_alike and self.parts.partition is None
+        return 0.0 if are_alike else self.recipe.clip**2
 
     @cached_property
     def finish(self) -> Finish:
@@ -272,8 +272,8 @@ class Federation:
             return self.capacity
         disclosed, worth = ~np.isnan(self.capacity), np.full(len(self.capacity), np.nan)
         pairs = np.stack([self.epsilon, self.delta], axis=1)[disclosed]
-        pairs, where = np.unique(pairs, axis=0, return_inverse=True)
-        worth[disclosed] = _compute_distinct(pairs, "exact", 1.0)[where.reshape(-1)]
+        pairs, inverse = np.unique(pairs, axis=0, return_inverse=True)
+        worth[disclosed] = _compute_distinct(pairs, "exact", 1.0)[inverse.reshape(-1)]
         return worth
 
     def _find_true_budget(self, client: int) -> budget.Budget:
@@ -312,8 +312,8 @@ class Federation:
             budget.evaluation_code(unit, declared_public=declared): self.evaluates_on_clients,
             "loose-delta": np.any(self.delta * units >= 1),
         }
-        here = (code for code, holds in conditions.items() if holds)
-        return tuple(dict.fromkeys([*budget.list_always_not_covered(unit), *also, *here]))
+        codes = (code for code, holds in conditions.items() if holds)
+        return tuple(dict.fromkeys([*budget.list_always_not_covered(unit), *also, *codes]))
 
     def advise(self) -> list[str]:
         """Return advice on the promise and its noise, from public numbers alone.
@@ -367,7 +367,7 @@ class Federation:
         loosest, tightest = int(np.nanargmax(worth)), None
         if np.ptp(self.epsilon[~hidden]) > 0 or np.ptp(self.delta[~hidden]) > 0:
             tightest = self._find_true_budget(int(np.nanargmin(worth)))
-        kinds, alone, corrupt = self.calibrations, None, self.terms.corrupt
+        kinds, epsilon_alone, corrupt = self.calibrations, None, self.terms.corrupt
         if plan.privacy.view == "sum":
             # By its own noise a release costs at most h times what is booked (`share_noise`): most
             # for the largest capacity, which a client with a tighter promise may have. Sums of
@@ -375,7 +375,7 @@ class Federation:
             honest, others = zip(*self.sum_promises or [(1, corrupt)], strict=True)
             most_alone = np.nanmax(np.maximum(self.terms.honest, honest) * self.capacity)
             corrupt = min(corrupt, *others)
-            alone = float(calibration.bound_epsilon(self.delta[loosest], most_alone))
+            epsilon_alone = float(calibration.bound_epsilon(self.delta[loosest], most_alone))
         kind = kinds[loosest] if kinds else plan.privacy.calibration
         return budget.Guarantee(
             self._find_true_budget(loosest),
@@ -385,7 +385,7 @@ class Federation:
             tightest=tightest,
             others=tuple(sorted(set(kinds) - {kind})),
             corrupt=corrupt,
-            epsilon_alone=alone,
+            epsilon_alone=epsilon_alone,
         )
 
     def observe_models(
@@ -405,14 +405,14 @@ class Federation:
         if mu2 is None:
             text = f"Against whoever sees only the models no smaller ε is stated: {why}."
             return {"colluding": colluding, "text": text}, None
-        who = slice(mu2.shape[1])  # one stands for all where they are equal
-        epsilon = calibration.bound_epsilon(self.delta[who], mu2)
+        rows = slice(mu2.shape[1])  # one stands for all where they are equal
+        epsilon = calibration.bound_epsilon(self.delta[rows], mu2)
         if self.plan.privacy.calibration != "paper":  # whose ε is not what holds
-            epsilon = np.minimum(epsilon, self.epsilon[who])
-        most, delta, unit = epsilon.max(axis=1).tolist(), self.delta.max(), self.plan.local.unit
-        text = budget.describe_model_view(colluding, most, float(delta), unit, self.plan.noise)
+            epsilon = np.minimum(epsilon, self.epsilon[rows])
+        largest, delta, unit = epsilon.max(axis=1).tolist(), self.delta.max(), self.plan.local.unit
+        text = budget.describe_model_view(colluding, largest, float(delta), unit, self.plan.noise)
         by_client = np.broadcast_to(epsilon.T, (clients, len(colluding)))
-        return {"colluding": colluding, "epsilon": most, "text": text}, by_client
+        return {"colluding": colluding, "epsilon": largest, "text": text}, by_client
 
     def _sum_model_views(
         self, state: ServerState, colluding: Sequence[int], finished: bool
@@ -434,8 +434,8 @@ class Federation:
             ]
             # One that hid its noise for a while: figures of others would tell of it, too (R9).
             return (None, hidden) if np.isnan(views).any() else (np.array(views), "")
-        alike = [self.samples, self.epsilon, self.delta, self.capacity]
-        if self.calibrations or any(np.ptp(values) > 0 for values in alike):
+        values_of_clients = [self.samples, self.epsilon, self.delta, self.capacity]
+        if self.calibrations or any(np.ptp(values) > 0 for values in values_of_clients):
             return None, "rounds and noise were not fixed in advance, or not all were played"
         if self.terms.per_round < self.terms.clients:
             return None, "rounds were not fixed in advance, and other clients take part in each"
@@ -489,11 +489,11 @@ def build(
     if parts.optimizer is not None:
         OptaxStep(parts.optimizer).require_fit(model)
     capacity = _compute_capacity(epsilon, delta, plan)
-    why = _explain_no_forecast(plan, held, model, capacity)
-    if why is not None and isinstance(parts.schedule, ForecastRounds):
-        raise InputError.of("schedule", parts.schedule, "one without a forecast here", why)
+    obstacle = _explain_no_forecast(plan, held, model, capacity)
+    if obstacle is not None and isinstance(parts.schedule, ForecastRounds):
+        raise InputError.of("schedule", parts.schedule, "one without a forecast here", obstacle)
     if parts.schedule is None:
-        plan = _settle_schedule(plan, why)
+        plan = _settle_schedule(plan, obstacle)
     elif plan.rounds.schedule == "forecast":  # a schedule from Python stands instead
         plan = plan.replace(**{"rounds.schedule": "discounted"})
     return Federation(
@@ -511,11 +511,11 @@ def build(
     )
 
 
-def _settle_schedule(plan: Plan, why: str | None) -> Plan:
-    """Return the plan; discounted where its rounds cannot be forecast, and says why."""
-    if plan.rounds.schedule != "forecast" or why is None:
+def _settle_schedule(plan: Plan, obstacle: str | None) -> Plan:
+    """Return the plan, discounted where its rounds cannot be forecast; log the obstacle once."""
+    if plan.rounds.schedule != "forecast" or obstacle is None:
         return plan
-    _warn_once(f"rounds.schedule = forecast becomes discounted: {why}")
+    _warn_once(f"rounds.schedule = forecast becomes discounted: {obstacle}")
     return plan.replace(**{"rounds.schedule": "discounted"})
 
 
@@ -558,7 +558,7 @@ def build_from_members(
     changes: dict[str, object] = {"noise": "secure", "data.clients": len(members)}
     if len(set(kinds)) == 1:
         changes["privacy.calibration"] = kinds[0]  # the vaults', whatever the plan says
-    shown = [member for member in members if member.account is not None]
+    disclosing = [member for member in members if member.account is not None]
     disclosed = [account for account in accounts if account is not None]
     if len(disclosed) == len(accounts):
         changes["privacy.epsilon"] = [account.epsilon for account in disclosed]
@@ -579,29 +579,32 @@ def build_from_members(
         counted = samples
     if plan.local.learning_rate == "auto":
         # The step stands in the record: it must not tell the samples of a client that hides.
-        if not shown:
+        if not disclosing:
             raise InputError.of(
                 "local.learning_rate", "auto", "a number where no client discloses", "choose η"
             )
-        claims = limit_samples([m.samples for m in shown], [m.registered for m in shown])
+        claims = limit_samples([m.samples for m in disclosing], [m.registered for m in disclosing])
         plan = plan.choose_learning_rate(np.resize(claims, len(members)), plan.recipe().clip)
     recipe, held = plan.recipe(), add_features(plan, held)
     plan = _note_network(plan, held)
     _require_same_parts(plan, NO_PARTS)
     if plan.regression != held.target:
-        said = (
+        kind = (
             "classes" if held.target is None else "a number in another range or with another loss"
         )
         raise InputError.of(
-            "model.loss", plan.model.loss, f"that of the public rows, which hold {said}", "mend it"
+            "model.loss",
+            plan.model.loss,
+            f"that of the public rows, which hold {kind}",
+            "mend it",
         )
     model = _choose_model(plan, held, model)
     capacity = np.array([np.nan if a is None else a.capacity for a in accounts])
     if not is_begun:
         plan = _settle_schedule(plan, _explain_no_forecast(plan, held, model, capacity))
     if held.test_owner is not None:  # from sites, by the names of those that take part
-        places = {member.name: i for i, member in enumerate(members)}
-        order = np.array([*(places.get(name, -1) for name in held.names), -1], np.int32)
+        positions = {member.name: i for i, member in enumerate(members)}
+        order = np.array([*(positions.get(name, -1) for name in held.names), -1], np.int32)
         names = tuple(member.name for member in members)
         held = replace(held, names=names, test_owner=order[held.test_owner])
     return Federation(
@@ -633,14 +636,14 @@ def _make_terms(plan: Plan, recipe: Recipe) -> Terms:
     )
 
 
-def _choose_model(plan: Plan, held: Holdings, given: Any) -> Model:
+def _choose_model(plan: Plan, held: Holdings, model_from_python: Any) -> Model:
     """Return the plan's model, or the one given from Python; refuse one that does not fit."""
     weights, section = plan.class_weights, plan.model
     if weights is not None and len(weights) != held.classes:
         remedy = f"list {held.classes}, one for each class, in the order of the classes"
         raise InputError.of("model.class_weights", list(weights), f"{held.classes} numbers", remedy)
-    if given is not None:
-        model = adopt_model(given)
+    if model_from_python is not None:
+        model = adopt_model(model_from_python)
     elif section.own is not None:
         model = load_own_model(section.own)
     else:
@@ -664,7 +667,7 @@ def _measure_median_norm(model: Model, held: Holdings, seed: int) -> float:
     if not isinstance(model, JaxModel):
         raise InputError.of("local.clip", "median", "a number with this model", "choose C")
     rng = seeds.generator(seed, Purpose.SPLIT, 1)
-    rows = rng.permutation(len(held.train.y))[:MEDIAN_OF]
+    rows = rng.permutation(len(held.train.y))[:MEDIAN_ROWS]
     x, y = jnp.asarray(held.train.x[rows]), jnp.asarray(held.train.y[rows])
     norms = gradient_norms(model, model.draw_parameters(seed), x, y)
     clip = float(np.nanmedian(np.asarray(norms)))
@@ -677,13 +680,13 @@ def _measure_median_norm(model: Model, held: Holdings, seed: int) -> float:
 
 def _compute_capacity(epsilon: Floats, delta: Floats, plan: Plan) -> Floats:
     # A million clients have a handful of different budgets.
-    pairs, where = np.unique(np.stack([epsilon, delta], axis=1), axis=0, return_inverse=True)
+    pairs, inverse = np.unique(np.stack([epsilon, delta], axis=1), axis=0, return_inverse=True)
     if plan.noise == "secure":
         kind = plan.privacy.calibration
         capacities = [calibration.vault_capacity(e, d, calibration=kind) for e, d in pairs.tolist()]
-        return np.array(capacities)[where.reshape(-1)]
+        return np.array(capacities)[inverse.reshape(-1)]
     worth = _compute_distinct(pairs, plan.privacy.calibration, plan.per_round / plan.clients)
-    return worth[where.reshape(-1)]
+    return worth[inverse.reshape(-1)]
 
 
 def _compute_distinct(pairs: Floats, kind: budget.Calibration, sampling: float) -> Floats:
@@ -725,9 +728,9 @@ def add_client_count(plan: Plan, held: Holdings) -> Plan:
 def _require_same_parts(plan: Plan, parts: Parts) -> None:
     """Refuse parts that are not those which the plan names."""
     if (plan.parts or ()) != (names := parts.list_names()):
-        given = " and ".join(names) or "absent, because none is given from Python here"
+        expected = " and ".join(names) or "absent, because none is given from Python here"
         raise InputError(
-            f"the parts of the plan must be {given}, got {' and '.join(plan.parts or ())}; pass "
+            f"the parts of the plan must be {expected}, got {' and '.join(plan.parts or ())}; pass "
             "the same schedule, optimizer, partition and metrics as at the start of the run"
         )
     if parts.partition is None:
@@ -768,7 +771,7 @@ def score_model(model: Model, params: Params, samples: Samples) -> tuple[float, 
 
 
 def judge_model(federation: Federation, params: Params) -> tuple[float, float, float]:
-    """Return loss and accuracy on the validation rows, and what steers on them.
+    """Return loss and accuracy on the validation rows, and the number that steers the schedule.
 
     That is the loss, or what is missing of the plan's metric.
     """
@@ -795,24 +798,24 @@ def _rows_for(model: Model, samples: Samples) -> tuple[Any, Any]:
 
 
 class Answers(NamedTuple):
-    """What a model says of public rows, in numpy: all that `measure_model` asks of it."""
+    """A model's answers on public rows, in numpy: all that `measure_model` needs of the model."""
 
     loss: float  # on the test rows
     accuracy: float
     predicted: NDArray[np.int64]
     scores: Floats | None
-    seen: Floats | None  # scores of the rows that a calibration is fitted on
+    fit_scores: Floats | None  # of the rows that a calibration is fitted on
 
 
 def answer_rows(federation: Federation, params: Params) -> Answers:
-    """Return what a model says of the test rows, and of the rows to calibrate on."""
+    """Return a model's answers on the test rows, and on the rows to calibrate on."""
     test = federation.held.test
     loss, accuracy = score_model(federation.model, params, test)
     predicted, scores = _answer(federation, params, test)
-    some, seen = _choose_fitted(federation), None
-    if scores is not None and some is not None:
-        _, seen = _answer(federation, params, federation.held.validation, some)
-    return Answers(loss, accuracy, predicted, scores, seen)
+    fit_rows, fit_scores = _choose_fitted(federation), None
+    if scores is not None and fit_rows is not None:
+        _, fit_scores = _answer(federation, params, federation.held.validation, fit_rows)
+    return Answers(loss, accuracy, predicted, scores, fit_scores)
 
 
 def answer_together(federation: Federation, models: Sequence[Params]) -> list[Answers]:
@@ -821,20 +824,20 @@ def answer_together(federation: Federation, models: Sequence[Params]) -> list[An
     The models are copied to the host as well, where their hashes are computed. They are filled up
     to a power of two, so that few numbers of them are ever compiled.
     """
-    model, held, some = federation.model, federation.held, _choose_fitted(federation)
+    model, held, fit_rows = federation.model, federation.held, _choose_fitted(federation)
     assert isinstance(model, JaxModel)
-    fitted = None if some is None else put_on_device(held.validation)[0][some]
+    fit_x = None if fit_rows is None else put_on_device(held.validation)[0][fit_rows]
     spare = (1 << (len(models) - 1).bit_length()) - len(models)
-    asked = (*models, *[models[0]] * spare)
-    answers = answer_models(model, asked, *put_on_device(held.test), fitted)
-    (losses, accuracies, predicted, scores, seen), _ = jax.device_get((answers, models))
+    padded = (*models, *[models[0]] * spare)
+    answers = answer_models(model, padded, *put_on_device(held.test), fit_x)
+    (losses, accuracies, predicted, scores, fit_scores), _ = jax.device_get((answers, models))
     return [
         Answers(
             float(losses[k]),
             float(accuracies[k]),
             predicted[k].astype(np.int64),
             _drop_unfit(federation, arrange_scores(scores[k])),
-            None if seen is None else _drop_unfit(federation, arrange_scores(seen[k])),
+            None if fit_scores is None else _drop_unfit(federation, arrange_scores(fit_scores[k])),
         )
         for k in range(len(models))
     ]
@@ -852,13 +855,13 @@ def _choose_fitted(federation: Federation) -> slice | None:
 def measure_model(
     federation: Federation, params: Params, answers: Answers | None = None
 ) -> dict[str, Any]:
-    """Return what a record says of a model: metrics and curves on the test rows, calibration.
+    """Return a model's entries of a record: metrics and curves on the test rows, calibration.
 
     The calibration is fitted on validation rows; where these are the test rows, there is none.
     `answers` are those of `answer_rows`, where they are known.
     """
     held, plan = federation.held, federation.plan
-    loss, accuracy, predicted, scores, seen = answers or answer_rows(federation, params)
+    loss, accuracy, predicted, scores, fit_scores = answers or answer_rows(federation, params)
     if held.target is not None:
         return _measure_numbers(federation, loss, scores)
     names = held.class_names if held.layout is None else held.layout.classes
@@ -870,26 +873,26 @@ def measure_model(
         is_class = (predicted >= 0) & (predicted < held.classes)  # a custom model may say anything
         np.add.at(confusion, (labels[is_class], predicted[is_class]), 1)
         result["confusion"] = confusion.tolist()
-    fitted, some = None, _choose_fitted(federation)
-    if seen is not None:
-        fitted = metrics.fit_calibration(held.validation.y[some], seen)
-    calibrated = scores if scores is None or fitted is None else fitted.apply(scores)
+    fit, fit_rows = None, _choose_fitted(federation)
+    if fit_scores is not None:
+        fit = metrics.fit_calibration(held.validation.y[fit_rows], fit_scores)
+    calibrated = scores if scores is None or fit is None else fit.apply(scores)
     by_metric = metrics.measure_classes(labels, predicted, scores, calibrated)
     counts = np.bincount(labels, minlength=held.classes)
     metric = federation.metric if federation.metric in by_metric else "balanced_accuracy"
-    only = [name for k, name in enumerate(names) if (predicted == k).all()]
+    constant = [name for k, name in enumerate(names) if (predicted == k).all()]
     result |= metrics.describe_metrics(
         metric,
         by_metric,
         rows=len(labels),
         most_frequent=names[int(np.argmax(counts))],
-        only=only[0] if only else None,
+        only=constant[0] if constant else None,
     )
     if federation.parts.metrics:
-        shown = None if calibrated is None else metrics.compute_probabilities(calibrated)
-        result["metrics"] |= measure_by_user(federation.parts, labels, shown)
-    if fitted is not None and seen is not None:
-        result["calibration"] = {**fitted._asdict(), "rows": len(seen)}
+        probabilities = None if calibrated is None else metrics.compute_probabilities(calibrated)
+        result["metrics"] |= measure_by_user(federation.parts, labels, probabilities)
+    if fit is not None and fit_scores is not None:
+        result["calibration"] = {**fit._asdict(), "rows": len(fit_scores)}
     if calibrated is not None and np.isfinite(calibrated).all():
         result["curves"] = metrics.draw_curves(labels, calibrated)
     owner = held.test_owner
@@ -905,13 +908,13 @@ def measure_model(
 
 
 def _measure_numbers(federation: Federation, loss: float, scores: Floats | None) -> dict[str, Any]:
-    """Return what a record says of a model that predicts a number, in the unit of the target."""
+    """Return the record's entries of a model that predicts a number, in the target's unit."""
     test, target = federation.held.test, federation.held.target
     assert target is not None
     predicted = target.restore(take_numbers(scores))
     truth = target.restore(test.y)
-    found = metrics.measure_regression(truth, predicted)
-    described = metrics.describe_metrics(federation.metric, found, rows=len(truth))
+    measured = metrics.measure_regression(truth, predicted)
+    described = metrics.describe_metrics(federation.metric, measured, rows=len(truth))
     if test.cut is not None and (cut := int(test.cut.sum())):
         described["headline"]["text"] += (
             f", but {cut:,} of {len(truth):,} test targets lie beyond [{target.low:g}, "
@@ -953,19 +956,19 @@ def _measure_client(
 ) -> ClientResult:
     """Return the metrics of the test rows of client i."""
     rows = owner == i
-    taken: Any = [None if array is None else array[rows] for array in arrays]
-    found = metrics.measure_classes(*taken)
-    named = {"name": names[i]} if names else {}
-    entry = {"client": i, **named, "rows": int(rows.sum()), "accuracy": found["accuracy"].value}
-    return cast(ClientResult, entry | found[metric]._asdict())
+    of_client: Any = [None if array is None else array[rows] for array in arrays]
+    measured = metrics.measure_classes(*of_client)
+    name = {"name": names[i]} if names else {}
+    entry = {"client": i, **name, "rows": int(rows.sum()), "accuracy": measured["accuracy"].value}
+    return cast(ClientResult, entry | measured[metric]._asdict())
 
 
 def _answer(
-    federation: Federation, params: Params, samples: Samples, some: slice | None = None
+    federation: Federation, params: Params, samples: Samples, chosen: slice | None = None
 ) -> tuple[NDArray[np.int64], Floats | None]:
-    """Return classes and scores of the rows, or some; scores of other classes count as none."""
+    """Return classes and scores of all or the chosen rows; no scores if they fit no classes."""
     rows, _ = _rows_for(federation.model, samples)
-    predicted, scores = federation.model.answer(params, rows if some is None else rows[some])
+    predicted, scores = federation.model.answer(params, rows if chosen is None else rows[chosen])
     return predicted, _drop_unfit(federation, scores)
 
 

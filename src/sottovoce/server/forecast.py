@@ -44,12 +44,13 @@ from sottovoce.schedules.pricing import price_release, share_noise
 from sottovoce.server.federation import Federation
 from sottovoce.server.rounds import average_noise, weigh_uploads
 
-# Public rows that a forecast uses: of fewer it memorises more than a run does of its clients' rows,
-# and takes paths that are too long; of more it only takes longer.
+# Public rows that a forecast uses. With fewer rows, it memorises them more than a run
+# memorises its clients' rows, and takes paths that are too long. More rows only take longer.
 MOST_ROWS = 2000
 PAIR = 2  # trainings that are compiled together, each with a split of its own
-FEWEST_PAIRS, MOST_PAIRS = 2, 8  # of a candidate that stays to the end;
-MOST_NUMBERS = 25 * 10**6  # as many trainings as this many rows × parameters allow
+# A candidate that stays to the end has 2 to 8 pairs, as many as MOST_NUMBERS (trainings × rows ×
+# parameters) allow.
+FEWEST_PAIRS, MOST_PAIRS, MOST_NUMBERS = 2, 8, 25 * 10**6
 MOST_THREADS = 4  # a training of few rows keeps one core busy
 NEED_TWO = ("auroc", "auprc", "r2")  # metrics that need different labels
 
@@ -57,7 +58,7 @@ NEED_TWO = ("auroc", "auprc", "r2")  # metrics that need different labels
 def start_schedule(
     federation: Federation, params: Params, signal: float | None, *, tank: Tank, seed: int
 ) -> tuple[Progress, Marks]:
-    """Return progress and marks before the first round; of `ForecastRounds`, T and r."""
+    """Return progress and marks before the first round; forecast T and r for `ForecastRounds`."""
     schedule = federation.schedule
     if not isinstance(schedule, ForecastRounds):
         return schedule.start(signal), NO_MARKS
@@ -72,32 +73,32 @@ def start_schedule(
 def prepare_forecast(
     federation: Federation, params: Params, public: Samples, *, tank: Tank, seed: int
 ) -> tuple[Callable[[Candidate, int], float], int]:
-    """Return what measures the i-th forecast of a candidate, and how many are worth their time.
+    """Return a function that measures a candidate's i-th forecast, and the most of them to measure.
 
-    A forecast is what a pair of runs on public rows misses of the metric. The i-th forecasts of all
-    candidates share their splits and their draws of noise, so that these favour none.
+    A forecast is the mean of what two runs on public rows miss of the metric. The i-th
+    forecasts of all candidates share their splits and their noise, so that these favour none.
     """
     schedule, plan, recipe = federation.schedule, federation.plan, federation.recipe
     assert isinstance(schedule, ForecastRounds)
     rng, count = seeds.generator(seed, Purpose.FORECAST, 0), min(len(public.y), MOST_ROWS)
-    some, seen = rng.permutation(len(public.y))[:count], 4 * count // 5
+    chosen, trained = rng.permutation(len(public.y))[:count], 4 * count // 5
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    most = int(np.clip(MOST_NUMBERS // (seen * size) // PAIR, FEWEST_PAIRS, MOST_PAIRS))
+    most = int(np.clip(MOST_NUMBERS // (trained * size) // PAIR, FEWEST_PAIRS, MOST_PAIRS))
     splits = np.stack([rng.permutation(count) for _ in range(PAIR * most)]).reshape(most, PAIR, -1)
-    x, y = np.asarray(public.x)[some], np.asarray(public.y)[some]
-    weight = np.full(count, plan.local.rate / seen, np.float32)
+    x, y = np.asarray(public.x)[chosen], np.asarray(public.y)[chosen]
+    weight = np.full(count, plan.local.rate / trained, np.float32)
     if recipe.class_weights is not None:
         weight *= np.array(recipe.class_weights, np.float32)[y]
     finish = replace(federation.finish, best=False)  # of a candidate, the last model is taken
     first = dict(enumerate(map(np.asarray, jax.tree.leaves(params))))
     rows, start = jax.device_put((x, y, weight)), jax.device_put((first, finish.begin(first)))
     metric: str | None = plan.metric
-    if metric is None and federation.held.target is None:  # by these labels alone: no test rows
+    if metric is None and federation.held.target is None:  # from these labels alone, not test rows
         metric = choose_metric(public.y, federation.held.classes)
-    parts = np.split(y[splits], [seen], axis=-1)
+    parts = np.split(y[splits], [trained], axis=-1)
     if metric in NEED_TWO and any(np.any(np.ptp(part, axis=-1) == 0) for part in parts):
-        metric = None  # it is not defined on some part, which would count as diverged
-    static = federation.model.code, plan.local.steps, metric, jax.tree.structure(params), seen
+        metric = None  # undefined on one of the parts, which would count as diverged
+    static = federation.model.code, plan.local.steps, metric, jax.tree.structure(params), trained
     key = seeds.make_key_words(seed, Purpose.FORECAST, 1)
 
     @cache
@@ -107,15 +108,15 @@ def prepare_forecast(
         return _list_inputs(finish, T, r, schedule.rounds), std, np.int32(T)
 
     def list_arguments(candidate: Candidate, i: int) -> tuple[Any, ...]:
-        which = np.arange(PAIR * i, PAIR * (i + 1), dtype=np.int32), splits[i]
-        return start, rows, which, np.float32(recipe.clip), key, *list_rounds(candidate)
+        pair = np.arange(PAIR * i, PAIR * (i + 1), dtype=np.int32), splits[i]
+        return start, rows, pair, np.float32(recipe.clip), key, *list_rounds(candidate)
 
-    # Compiled here: JAX's settings are those of a thread, and another one may measure.
+    # Compiled here: JAX has settings for each thread, and `measure` may run in another thread.
     program = _train_pair.lower(*static, *list_arguments((schedule.rounds, 1.0), 0)).compile()
 
     def measure(candidate: Candidate, i: int) -> float:
-        found = program(*list_arguments(candidate, i))
-        return float(np.mean(np.asarray(found, np.float64)))
+        missing = program(*list_arguments(candidate, i))
+        return float(np.mean(np.asarray(missing, np.float64)))
 
     return measure, most
 
@@ -128,30 +129,32 @@ def compute_noise(federation: Federation, tank: Tank, rounds: int) -> float:
     """
     terms = federation.terms
     offer = price_release(tank, Round(0, rounds), terms, federation.sensitivity)
-    shown = offer.granted & ~np.isnan(federation.capacity)
-    if not shown.any():
-        bound = "fixed, discounted or decaying where no client discloses a budget"
+    disclosed = offer.granted & ~np.isnan(federation.capacity)
+    if not disclosed.any():
+        bound = "one without a forecast where no client discloses a budget"
         raise InputError.of("rounds.schedule", "forecast", bound, "the noise is not known")
     sigma = offer.sigma
     if terms.honest > 1:  # the server learns only sums
-        sigma = share_noise(sigma, federation.samples, shown, honest=terms.honest)
+        sigma = share_noise(sigma, federation.samples, disclosed, honest=terms.honest)
     if np.isnan(federation.capacity).any():
         counted = federation.samples.copy()
-        counted[shown] = limit_samples(counted[shown].tolist(), [None] * np.count_nonzero(shown))
+        counted[disclosed] = limit_samples(
+            counted[disclosed].tolist(), [None] * np.count_nonzero(disclosed)
+        )
         federation = replace(federation, counted=counted)
-    weight = weigh_uploads(federation, shown, sigma)
-    fewer = np.count_nonzero(shown) / min(terms.per_round, terms.clients)
-    return float(average_noise(weight, sigma)) * math.sqrt(fewer)
+    weight = weigh_uploads(federation, disclosed, sigma)
+    ratio = np.count_nonzero(disclosed) / min(terms.per_round, terms.clients)
+    return float(average_noise(weight, sigma)) * math.sqrt(ratio)
 
 
-def _list_inputs(finish: Finish, rounds: int, step: float, most: int) -> StepInputs:
+def _list_inputs(finish: Finish, rounds: int, step: float, length: int) -> StepInputs:
     """Return the optimiser's inputs of T rounds as arrays of length `most`."""
-    marks, listed = Marks(step=step), []
+    marks, rows = Marks(step=step), []
     for t in range(rounds):
-        listed.append(finish.step_inputs(marks, t, rounds))
+        rows.append(finish.step_inputs(marks, t, rounds))
         marks = finish.update_marks(marks, t, rounds, math.inf)
     columns: dict[str, Any] = {
-        name: np.resize(np.array([getattr(one, name) for one in listed], np.float32), most)
+        name: np.resize(np.array([getattr(row, name) for row in rows], np.float32), length)
         for name in ("momentum", "scale", "share", "best")
     }
     return StepInputs(**columns, transformation=finish.transformation)
@@ -163,12 +166,12 @@ def _train_pair(
     steps: int,
     metric: str | None,
     structure: Any,
-    seen: int,
+    trained: int,
     start: tuple[Leaves, Memory],
     public: tuple[Array, Array, Array],
-    which: tuple[Array, Array],
+    pair: tuple[Array, Array],
     clip: Array,
-    words: Array,
+    key_words: Array,
     inputs: StepInputs,
     std: Array,
     rounds: Array,
@@ -188,26 +191,26 @@ def _train_pair(
 
     def train(index: Array, split: Array) -> Array:
         x, y, weight = (column[split] for column in public)
-        rows = clipping.inspect(model, x[:seen])
-        weight, labels = weight[:seen], y[:seen]
-        key = jax.random.fold_in(jax.random.wrap_key_data(words), index)
+        rows = clipping.inspect(model, x[:trained])
+        weight, labels = weight[:trained], y[:trained]
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_words), index)
 
         def play_round(t: Array, carried: tuple[Leaves, Memory]) -> tuple[Leaves, Memory]:
             before, memory = carried
             leaves = before
             for step in range(steps):
-                drawn = jax.random.split(jax.random.fold_in(key, t * steps + step), len(leaves))
-                total = clipping.clipped_sum(model, make_tree(leaves), rows, labels, weight, clip)
+                keys = jax.random.split(jax.random.fold_in(key, t * steps + step), len(leaves))
+                moved = clipping.clipped_sum(model, make_tree(leaves), rows, labels, weight, clip)
                 leaves = {
-                    i: leaf - moved + std * jax.random.normal(drawn[i], leaf.shape, leaf.dtype)
-                    for (i, leaf), moved in zip(leaves.items(), jax.tree.leaves(total), strict=True)
+                    i: leaf - move + std * jax.random.normal(keys[i], leaf.shape, leaf.dtype)
+                    for (i, leaf), move in zip(leaves.items(), jax.tree.leaves(moved), strict=True)
                 }
-            now = jax.tree.map(lambda column: column[t], inputs)
-            return optimizer.take_step(now, memory, before, leaves)
+            round_inputs = jax.tree.map(lambda column: column[t], inputs)
+            return optimizer.take_step(round_inputs, memory, before, leaves)
 
         newest, memory = jax.lax.fori_loop(0, rounds, play_round, start)
         final = make_tree(optimizer.choose_candidate(memory, newest))
-        both = measure(final, x[:seen], y[:seen]), measure(final, x[seen:], y[seen:])
-        return jnp.stack(both)
+        missing = measure(final, x[:trained], y[:trained]), measure(final, x[trained:], y[trained:])
+        return jnp.stack(missing)
 
-    return jax.vmap(train)(*which)
+    return jax.vmap(train)(*pair)

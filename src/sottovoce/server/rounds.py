@@ -45,10 +45,10 @@ RoundsByRun = dict[int, Any]  # the next round of each run of a batch, by the ru
 def play_rounds(
     runs: Sequence[RunOf], engine: Engine, after_round: Callable[[RunOf], None] | None = None
 ) -> Iterator[None]:
-    """Run Algorithms 1 and 2 for a batch of runs side by side; each is left at a complete round.
+    """Run Algorithms 1 and 2 for a batch of runs side by side; each stops after a complete round.
 
-    Yields while the engine computes, before its result is awaited: a caller that drives two batches
-    in turn has one on the accelerator while the other keeps its books.
+    Yields while the engine computes, before its result is awaited. So a caller that drives two
+    batches alternately computes one on the accelerator while it writes the books of the other.
     """
     began, before = time.monotonic(), [run.state.seconds for run in runs]
     live = list(range(len(runs)))
@@ -68,7 +68,7 @@ def play_rounds(
 
 
 def play_to_end(rounds: Iterator[None], write_outcome: Callable[[Status], Outcome]) -> Outcome:
-    """Play all rounds and write what came of them: finished, interrupted or failed.
+    """Play all rounds, and write the outcome with its status: finished, interrupted or failed.
 
     >>> play_to_end(iter([None, None]), lambda status: status)
     'finished'
@@ -105,7 +105,7 @@ class Engine(Protocol):
 
 @dataclass(eq=False)
 class Run:
-    """A run on its way: `at`, its state and models, is replaced whole, so that both always fit."""
+    """A run in progress. `at` is replaced as a whole: the models are always those of the state."""
 
     federation: Federation
     seed: int
@@ -155,7 +155,7 @@ def apply_optimizer(
 
 @dataclass(frozen=True, eq=False)
 class PreparedRound:
-    """A round that is paid for: what its computation needs, and what the books will say."""
+    """A round that is paid for: the inputs of its computation, and the entries of its books."""
 
     turn: Round
     weight: Floats  # [clients]: p_i
@@ -241,8 +241,8 @@ def prepare_rounds(runs: Sequence[WaitingRun]) -> list[PreparedRound | None]:
             kind = federation.terms, federation.plan.server.signal, turn.scale, turn.spread
             groups.setdefault(kind, []).append((i, turn))
     prepared: dict[int, PreparedRound] = {}
-    for members in groups.values():
-        indices, turns = zip(*members, strict=True)
+    for group in groups.values():
+        indices, turns = zip(*group, strict=True)
         prepared |= zip(indices, _prepare_together([runs[i] for i in indices], turns), strict=True)
     return [prepared.get(i) for i in range(len(runs))]
 
@@ -254,21 +254,21 @@ def _prepare_together(
 
     Arrays are [runs, clients]; for a single run [clients], which takes a third less time.
     """
-    federations, states, seeded = zip(*runs, strict=True)
+    federations, states, all_seeds = zip(*runs, strict=True)
     first: Federation = federations[0]
     terms, has_loss = first.terms, first.plan.server.signal == "clients"
-    alone = len(runs) == 1
-    stack: Any = itemgetter(0) if alone else np.stack
+    is_single = len(runs) == 1
+    stack: Any = itemgetter(0) if is_single else np.stack
     asked: NDArray[np.int64] = stack([state.asked for state in states])
     in_cohort = np.full(asked.shape, terms.per_round >= terms.clients)
     if terms.per_round < terms.clients:
-        rows_by_run = [(asked, in_cohort)] if alone else zip(asked, in_cohort, strict=True)
-        for (before, chosen), seed, turn in zip(rows_by_run, seeded, turns, strict=True):
+        pairs = [(asked, in_cohort)] if is_single else zip(asked, in_cohort, strict=True)
+        for (asked_before, row), seed, turn in zip(pairs, all_seeds, turns, strict=True):
             rng = seeds.generator(seed, Purpose.COHORT, turn.t)
-            chosen[pick_cohort(terms.cohort, asked=before, size=terms.per_round, rng=rng)] = True
+            row[pick_cohort(terms.cohort, asked=asked_before, size=terms.per_round, rng=rng)] = True
 
-    full = states[0].tank if alone else Tank.stack([state.tank for state in states])
-    tank, sensitivity = full, stack([federation.sensitivity for federation in federations])
+    tank_before = states[0].tank if is_single else Tank.stack([state.tank for state in states])
+    tank, sensitivity = tank_before, stack([federation.sensitivity for federation in federations])
     samples = stack([federation.held.samples for federation in federations])
     signal_sigma, sigmas = np.full(asked.shape, np.nan), []
     uploads = in_cohort
@@ -285,30 +285,30 @@ def _prepare_together(
             loss_units = np.maximum(units // LOSS_SHARE, 1)
             loss_sensitivity = stack([federation.loss_sensitivity for federation in federations])
             signal_sigma = np.where(charged, tank.noise(loss_units, loss_sensitivity), np.nan)
-            rest = np.maximum(units - loss_units, 1)
-            sigma = tank.noise(rest, sensitivity)
+            gradient_units = np.maximum(units - loss_units, 1)
+            sigma = tank.noise(gradient_units, sensitivity)
         if terms.honest > 1 and uploads.any():
             sigma = share_noise(sigma, samples, uploads, honest=terms.honest)
         sigmas.append(np.where(charged, sigma, np.nan))
         tank = tank.spend(units)
 
     sigma = sigmas[0][..., None, :] if len(sigmas) == 1 else np.stack(sigmas, axis=-2)
-    mu2 = tank.spent_mu2 - full.spent_mu2
+    mu2 = tank.spent_mu2 - tank_before.spent_mu2
     asked = asked + in_cohort
     if all(federation.plan.server.weights == "samples" for federation in federations):
         weight = weigh_by_samples(samples, uploads)
-    elif alone:
+    elif is_single:
         weight = weigh_uploads(first, uploads, sigma[0])
     else:
         rows = zip(federations, uploads, sigma[:, 0], strict=True)
         weight = np.stack([weigh_uploads(*row) for row in rows])
-    if alone:
+    if is_single:
         yield PreparedRound(turns[0], weight, sigma, signal_sigma, mu2, uploads, tank, asked)
         return
     for i, state in enumerate(states):
-        left = state.tank.with_books(tank.spent[i], tank.debits[i])
+        tank_after = state.tank.with_books(tank.spent[i], tank.debits[i])
         yield PreparedRound(
-            turns[i], weight[i], sigma[i], signal_sigma[i], mu2[i], uploads[i], left, asked[i]
+            turns[i], weight[i], sigma[i], signal_sigma[i], mu2[i], uploads[i], tank_after, asked[i]
         )
 
 
@@ -363,18 +363,18 @@ def close_round(
     if not len(uploads):  # every client asked has an empty tank: nothing was released
         return replace(state, exhausted=True, asked=prepared.asked)
     progress = federation.schedule.advance(state.progress, signal)
-    many = len(state.asked) > MANY_CLIENTS
+    is_large = len(state.asked) > MANY_CLIENTS
     entry: RoundNumbers = {
         "t": turn.t,
         "horizon": turn.horizon,
         "next_horizon": progress.horizon,
-        "cohort": [] if many else uploads.tolist(),
+        "cohort": [] if is_large else uploads.tolist(),
         "uploads": len(uploads),
         "sigma": _summarize_sigma(prepared.sigma[:, uploads]),
         "validation_loss": played.loss if math.isfinite(played.loss) else None,
         "validation_accuracy": played.accuracy if federation.held.target is None else None,
     }
-    if many:
+    if is_large:
         del entry["cohort"]
     if federation.plan.is_steered_otherwise:
         entry["signal"] = signal if math.isfinite(signal) else None
@@ -387,7 +387,7 @@ def close_round(
         rounds=(*state.rounds, {**entry, **played.exceptions}),
         sigma=checkpoint.extend_trace(state.sigma, prepared.sigma[0], checkpoint.combine_sigma),
         mu2=checkpoint.extend_trace(state.mu2, prepared.mu2, np.add),
-        weight=() if many else (*state.weight, prepared.weight),
+        weight=() if is_large else (*state.weight, prepared.weight),
         seconds=seconds,
         marks=federation.finish.update_marks(state.marks, turn.t, turn.horizon, played.offered),
     )
@@ -395,14 +395,10 @@ def close_round(
 
 def _summarize_sigma(sigma: Floats) -> SigmaSpread:
     """Return the smallest, median and largest σ that is known; a real client may hide its σ."""
-    least, most = float(sigma.min()), float(sigma.max())
-    if math.isnan(least):
-        sigma = sigma[~np.isnan(sigma)]
-        if not sigma.size:
-            return {"min": None, "median": None, "max": None}
-        least, most = float(sigma.min()), float(sigma.max())
-    median = least if least == most else float(np.median(sigma))
-    return {"min": least, "median": median, "max": most}
+    known = sigma[~np.isnan(sigma)]
+    if not known.size:
+        return {"min": None, "median": None, "max": None}
+    return {"min": float(known.min()), "median": float(np.median(known)), "max": float(known.max())}
 
 
 PATIENCE = 4
@@ -449,6 +445,6 @@ _ENTERED: list[Interrupts] = []
 
 
 def check_interrupts() -> None:
-    """Raise KeyboardInterrupt in the middle of a long round, which has no effect yet."""
+    """Raise KeyboardInterrupt in the middle of a long round that has had no effect yet."""
     for entered in _ENTERED:
         entered.check()
