@@ -112,12 +112,12 @@ def rehearse(
       sottovoce rehearse plan.toml --public survey.csv --keep model
       sottovoce rehearse plan.toml --resume --out rehearsed
     """
-    given = dict(locals())
+    options = dict(locals())
     keep_compiled_programs()
     from sottovoce.studies.rehearsal.rehearsing import run_command
 
-    del given["plan"], given["settings"], given["keep"]
-    run_command(plan, settings or [], keep=keep or [], **given)
+    del options["plan"], options["settings"], options["keep"]
+    run_command(plan, settings or [], keep=keep or [], **options)
 
 
 # With rich installed typer escapes "[required]" in help texts, also where it prints them plainly.
@@ -186,11 +186,11 @@ def keep_compiled_programs() -> None:
     base = os.environ.get("SOTTOVOCE_CACHE")
     if base == "off" or "JAX_COMPILATION_CACHE_DIR" in os.environ or "jax" in sys.modules:
         return
-    facts = Path("/proc/cpuinfo")
-    lines = facts.read_text("utf-8").splitlines() if facts.exists() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text("utf-8").splitlines() if cpuinfo.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    mark = f"{platform.machine()} {flags} {metadata.version('jax')} {metadata.version('jaxlib')}"
-    digest = hashlib.sha256(mark.encode()).hexdigest()[:12]
+    machine = f"{platform.machine()} {flags} {metadata.version('jax')} {metadata.version('jaxlib')}"
+    digest = hashlib.sha256(machine.encode()).hexdigest()[:12]
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         parent = Path(base or Path(home) / "sottovoce") / "compiled"
@@ -199,13 +199,13 @@ def keep_compiled_programs() -> None:
             shutil.rmtree(folder)
         if not folder.is_dir():
             parent.mkdir(parents=True, exist_ok=True)
-            for old in parent.glob("*-" + "?" * len(digest)):
-                if time.time() - old.stat().st_mtime > 30 * 86_400:
-                    shutil.rmtree(old, ignore_errors=True)
+            for unused in parent.glob("*-" + "?" * len(digest)):
+                if time.time() - unused.stat().st_mtime > 30 * 86_400:
+                    shutil.rmtree(unused, ignore_errors=True)
             folder.mkdir(mode=0o700)
         os.utime(folder)
-        found = folder.stat()
-        if os.name == "posix" and (found.st_uid != os.getuid() or found.st_mode & 0o077):
+        status = folder.stat()
+        if os.name == "posix" and (status.st_uid != os.getuid() or status.st_mode & 0o077):
             return
     except (OSError, RuntimeError):  # no home, or a full disk: everything is compiled as before
         return
@@ -224,8 +224,8 @@ def _suggest_setting(error: click.UsageError) -> str | None:
     from sottovoce.plan.base import TABLES
 
     key = error.option_name.lstrip("-").replace("-", "_")
-    found = [f"{title}.{key}" for title, table in TABLES.items() if key in table.model_fields]
-    return f"no such option {error.option_name}: write --set {found[0]}=…" if found else None
+    names = [f"{title}.{key}" for title, table in TABLES.items() if key in table.model_fields]
+    return f"no such option {error.option_name}: write --set {names[0]}=…" if names else None
 
 
 def _has_reader_left(error: OSError) -> bool:
@@ -297,14 +297,14 @@ def calibrate(
       sottovoce calibrate --unit client --json
       sottovoce calibrate --expect --epsilon 4 --clients 5 --samples 400 --parameters 120
     """
-    given: dict[str, Any] = dict(locals())
+    options: dict[str, Any] = dict(locals())
     from sottovoce.schedules import calibrate as library
 
-    del given["expect"], given["as_json"]
-    answer = library.calibrate(**given)
+    del options["expect"], options["as_json"]
+    answer = library.calibrate(**options)
     if as_json:
-        more = {"expected": library.load_expected()} if expect else {}
-        click.echo(json.dumps({**answer.to_json(), **more}, ensure_ascii=False))
+        expected = {"expected": library.load_expected()} if expect else {}
+        click.echo(json.dumps({**answer.to_json(), **expected}, ensure_ascii=False))
     else:
         click.echo((library.format_expected if expect else library.format_table)(answer))
     for sentence in answer.advice:
@@ -415,12 +415,12 @@ def federate(
       sottovoce federate plan.toml --clients 5 --out runs/five
       sottovoce federate --resume --out runs/five
     """
-    given = dict(locals())
+    options = dict(locals())
     keep_compiled_programs()
     from sottovoce.flower.federate import federate
 
-    del given["plan"], given["settings"]
-    federate(plan, settings or [], **given | {"log": log or ()})
+    del options["plan"], options["settings"]
+    federate(plan, settings or [], **options | {"log": log or ()})
 
 
 @app.command()
@@ -502,23 +502,23 @@ def describe(
     if not 2 <= bins <= 1000:
         raise InputError.of("bins", bins, "a whole number from 2 to 1000", "10 is the default")
     if all(file.suffix.lower() == ".json" for file in files):
-        found = client.combine([client.read_description(file) for file in files])
+        description = client.combine([client.read_description(file) for file in files])
     elif len(files) > 1:
         remedy = "describe one first"
         raise InputError.of("FILES", str(files[1]), "description.json if there are several", remedy)
     elif client.is_node_file(files[0]):
-        found = client.describe_node(files[0], share=share, bins=bins)
+        description = client.describe_node(files[0], share=share, bins=bins)
     else:
         from sottovoce.plan import Plan
         from sottovoce.simulation.secure import describe_plan
 
-        found = describe_plan(Plan.load(files[0], settings or []), share=share, bins=bins)
+        description = describe_plan(Plan.load(files[0], settings or []), share=share, bins=bins)
     if out is not None:
-        export_description(found.to_json(), out)
+        export_description(description.to_json(), out)
     if as_json:
-        click.echo(json.dumps(found.to_json(), ensure_ascii=False))
+        click.echo(json.dumps(description.to_json(), ensure_ascii=False))
         return
-    click.echo("\n".join(found.format_lines()))
+    click.echo("\n".join(description.format_lines()))
     if out is not None:
         click.echo(f"\npage   {out / 'description.html'}")
 
@@ -593,8 +593,8 @@ def predict(
     labels = model.predict(rows, threshold).tolist()
     answers = labels if model.classes is None else [model.classes[label] for label in labels]
     if shares is None:
-        shown = json.dumps({"predictions": answers}) if as_json else "\n".join(map(str, answers))
-        click.echo(shown)
+        text = json.dumps({"predictions": answers}) if as_json else "\n".join(map(str, answers))
+        click.echo(text)
         return
     names = model.classes or tuple(map(str, range(model.record["model"]["classes"])))
     if as_json:
@@ -712,7 +712,7 @@ def reproduce(
     from sottovoce.studies.paper import reproduce as figures
     from sottovoce.studies.paper.outcomes import format_markdown
 
-    how: Any = {"quick": quick, "out": out, "quiet": quiet, "on": on}
+    options: Any = {"quick": quick, "out": out, "quiet": quiet, "on": on}
     if claims:
         click.echo(format_markdown(figures.load_finished(out)))
     elif not names:
@@ -721,18 +721,18 @@ def reproduce(
         raise InputError("--only names panels of horizon; leave it out, or reproduce horizon")
     elif names in (["horizon"], ["frontier"]):
         (name,) = names
-        folder = figures.reproduce_study(name, only=only or (), **how)
+        folder = figures.reproduce_study(name, only=only or (), **options)
         click.echo((folder / f"{name}.md").read_text("utf-8"), nl=False)
         click.echo(f"picture   {folder / f'{name}.svg'}")
     else:
-        found = figures.reproduce(names, **how)
-        click.echo(format_markdown(found))
+        judged = figures.reproduce(names, **options)
+        click.echo(format_markdown(judged))
         click.echo(f"page   {out / 'index.html'}")
 
 
 @app.command()
 def audit(
-    what: Annotated[
+    target: Annotated[
         Path | None,
         Argument(
             help="A plan (TOML) or the folder of a run. Without one: the embedded default.",
@@ -761,7 +761,7 @@ def audit(
     keep_compiled_programs()
     from sottovoce.studies.audit.auditing import audit
 
-    raise typer.Exit(audit(what, quick=quick, out=out, as_json=as_json))
+    raise typer.Exit(audit(target, quick=quick, out=out, as_json=as_json))
 
 
 data_app = make_group("The datasets.")
@@ -807,9 +807,9 @@ def schema(
       sottovoce schema calibrate
     """
     folder = resources.files("sottovoce").joinpath("schemas")
-    known = sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name[0] != "_")
-    if name not in known:
-        raise InputError.of("schema", name, " or ".join(known), "name what you want described")
+    names = sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name[0] != "_")
+    if name not in names:
+        raise InputError.of("schema", name, " or ".join(names), "name what you want described")
     click.echo(folder.joinpath(f"{name}.json").read_text("utf-8").rstrip())
 
 

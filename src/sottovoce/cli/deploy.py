@@ -65,14 +65,14 @@ def init_server(
     Example (as root):
       sottovoce server init server.example.org 192.0.2.7
     """
-    given = _drop_absent(locals(), "names", "passphrase_file")
+    options = _drop_absent(locals(), "names", "passphrase_file")
     if not names and sys.stdin.isatty():
         names = str(click.prompt("Host names to which clients connect", err=True)).split()
     if not names:
         raise click.UsageError("Missing argument NAME…")
     from sottovoce.flower import deploy
 
-    places = deploy.ServerPlaces(**given)
+    places = deploy.ServerPlaces(**options)
     passphrase = _read_passphrase(passphrase_file, new=not (places.authority / "ca.crt").exists())
     click.echo(deploy.init_server(names, places, passphrase), nl=False)
 
@@ -87,10 +87,10 @@ def renew_server(
     Example (as root, with ca.key back in its place):
       sottovoce server renew
     """
-    given = _drop_absent(locals(), "passphrase_file")
+    options = _drop_absent(locals(), "passphrase_file")
     from sottovoce.flower import deploy
 
-    places = deploy.ServerPlaces(**given)
+    places = deploy.ServerPlaces(**options)
     click.echo(deploy.renew_server(places, _read_passphrase(passphrase_file, new=False)), nl=False)
 
 
@@ -107,10 +107,10 @@ def show_server_status(
     Example (as root):
       sottovoce server status
     """
-    given = _drop_absent(locals(), "as_json", "prometheus")
+    options = _drop_absent(locals(), "as_json", "prometheus")
     from sottovoce.flower import deploy
 
-    _print_status(deploy.read_server_status(deploy.ServerPlaces(**given)), as_json, prometheus)
+    _print_status(deploy.read_server_status(deploy.ServerPlaces(**options)), as_json, prometheus)
 
 
 @node_app.command("init")
@@ -151,29 +151,29 @@ def init_node(
       sottovoce node init ward-3 --server server.example.org:8000 --ca ca.crt \\
         --rows rows.csv --plan plan.toml --epsilon 8 --delta 1e-5
     """
-    given = _drop_absent(locals())
+    options = _drop_absent(locals())
     if name is None and sys.stdin.isatty():
-        given = {**_ask_questions(given), **given}
+        options = {**_ask_questions(options), **options}
     for key in ("name", "server", "ca"):
-        if key not in given:
+        if key not in options:
             raise click.UsageError(f"Missing {'argument NAME' if key == 'name' else f'--{key}'}")
     from sottovoce.client import ledger
     from sottovoce.flower import deploy
 
     keys = ("rows", "classes", "plan", "epsilon", "delta")
-    decided = {key: given.pop(key) for key in keys if key in given}
-    missing = [f"--{key}" for key in ("rows", "epsilon", "delta") if key not in decided]
-    if decided and missing:
-        raise click.UsageError(f"Missing {missing[0]}, which goes with --{next(iter(decided))}")
-    terms = deploy.NodeTerms(**decided) if decided else None
-    places = deploy.NodePlaces(**given)
+    terms_given = {key: options.pop(key) for key in keys if key in options}
+    missing = [f"--{key}" for key in ("rows", "epsilon", "delta") if key not in terms_given]
+    if terms_given and missing:
+        raise click.UsageError(f"Missing {missing[0]}, which goes with --{next(iter(terms_given))}")
+    terms = deploy.NodeTerms(**terms_given) if terms_given else None
+    places = deploy.NodePlaces(**options)
     click.echo(deploy.init_node(places, terms), nl=False)
     if terms is not None:  # last: it is made as the user of the services
         owner = places.owner if os.geteuid() == 0 else None
         ledger.act_as(owner, places.home / "state", beside=places.rows)
-        made = ledger.create_from_node(places.rows / "node.toml")
-        click.echo(ledger.format_statement(made))
-        for sentence in made.policy.advise():
+        summary = ledger.create_from_node(places.rows / "node.toml")
+        click.echo(ledger.format_statement(summary))
+        for sentence in summary.policy.advise():
             click.echo(f"warning: {sentence}", err=True)
 
 
@@ -201,9 +201,9 @@ def show_node_status(
 
     beside = node.absolute().parent
     owner = beside.owner() if beside.is_dir() else None
-    usual = Path(f"/var/lib/{owner}/state")
-    if state is None and "SOTTOVOCE_STATE" not in os.environ and usual.is_dir():
-        state = usual
+    usual_state = Path(f"/var/lib/{owner}/state")
+    if state is None and "SOTTOVOCE_STATE" not in os.environ and usual_state.is_dir():
+        state = usual_state
     ledger.act_as(owner if os.geteuid() == 0 else None, state, beside=node)
     keys = folder or deploy.NodePlaces.folder
     _print_status(deploy.read_node_status(node.absolute(), keys), as_json, prometheus)
@@ -217,7 +217,7 @@ def _print_status(status: Status, as_json: bool, as_metrics: bool) -> None:
     status.require()
 
 
-def _ask_questions(given: Mapping[str, Any]) -> dict[str, Any]:
+def _ask_questions(options: Mapping[str, Any]) -> dict[str, Any]:
     """Ask what a client's owner has to decide; what was given is not asked again."""
     file = click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True)
     questions: list[tuple[str, str, Any, Any]] = [
@@ -228,17 +228,18 @@ def _ask_questions(given: Mapping[str, Any]) -> dict[str, Any]:
         ("public", "5. The federation's plan.toml, or how many classes the labels have", str, None),
         ("budget", "6. The budget for all that is ever released from them (ε δ)", str, "8 1e-5"),
     ]
-    said = {key: click.prompt(text, type=kind, default=default, err=True)
-            for key, text, kind, default in questions if key not in given}  # fmt: skip
-    public, budget = str(said.pop("public")), str(said.pop("budget")).replace(",", " ").split()
-    said |= {"classes": int(public)} if public.isdigit() else {"plan": Path(public).absolute()}
+    answers = {key: click.prompt(text, type=kind, default=default, err=True)
+            for key, text, kind, default in questions if key not in options}  # fmt: skip
+    public = str(answers.pop("public"))
+    budget = str(answers.pop("budget")).replace(",", " ").split()
+    answers |= {"classes": int(public)} if public.isdigit() else {"plan": Path(public).absolute()}
     try:
         epsilon, delta = map(float, budget)
     except ValueError:
         raise click.UsageError(
             f"the budget is two numbers, ε and δ, got {' '.join(budget)!r}"
         ) from None
-    return said | {"epsilon": epsilon, "delta": delta}
+    return answers | {"epsilon": epsilon, "delta": delta}
 
 
 def _drop_absent(options: Mapping[str, Any], *others: str) -> dict[str, Any]:
@@ -253,5 +254,5 @@ def _drop_absent(options: Mapping[str, Any], *others: str) -> dict[str, Any]:
 def _read_passphrase(path: Path | None, *, new: bool) -> bytes:
     if path is not None:
         return path.read_bytes().strip()
-    said = click.prompt("Passphrase of ca.key", hide_input=True, confirmation_prompt=new, err=True)
-    return str(said).encode()
+    text = click.prompt("Passphrase of ca.key", hide_input=True, confirmation_prompt=new, err=True)
+    return str(text).encode()

@@ -144,9 +144,9 @@ def verify(vault: VaultFile, as_json: AsJson = False) -> None:
     """
     from sottovoce.client import ledger
 
-    found = ledger.verify(vault)
-    print_result(found.to_json() if as_json else str(found))
-    found.require()
+    verification = ledger.verify(vault)
+    print_result(verification.to_json() if as_json else str(verification))
+    verification.require()
 
 
 @ledger_app.command()
@@ -164,8 +164,8 @@ def export(
     from sottovoce.reports import certificate
 
     summary, folder = certificate.export_certificate(vault, out)
-    said = f"{folder / 'certificate.html'} and certificate.json are written"
-    print_result(summary.to_json() if as_json else said)
+    message = f"{folder / 'certificate.html'} and certificate.json are written"
+    print_result(summary.to_json() if as_json else message)
 
 
 @ledger_app.command()
@@ -179,8 +179,8 @@ def resume(vault: VaultFile, as_json: AsJson = False) -> None:
     from sottovoce.client import vault as vaults
 
     receipt = vaults.resume(vault)
-    said = f"{vault} continues; what was burnt stays spent"
-    print_result(receipt.to_proof() if as_json else said)
+    message = f"{vault} continues; what was burnt stays spent"
+    print_result(receipt.to_proof() if as_json else message)
 
 
 @ledger_app.command()
@@ -198,8 +198,8 @@ def backup(
     from sottovoce.client import vault as vaults
 
     receipt = vaults.backup(vault, out)
-    said = f"{out} is a backup of {vault} up to line {receipt.seq:,}"
-    print_result(receipt.to_proof() if as_json else said)
+    message = f"{out} is a backup of {vault} up to line {receipt.seq:,}"
+    print_result(receipt.to_proof() if as_json else message)
 
 
 @ledger_app.command()
@@ -252,12 +252,12 @@ def rebind(
       sottovoce ledger rebind ward.vault --moved --nothing-since
       sottovoce ledger rebind ward.vault --restored --receipt newest.json
     """
-    given = dict(locals())
+    options = dict(locals())
     from sottovoce.client import ledger
 
-    del given["vault"], given["receipt"], given["as_json"]
-    done = ledger.rebind(vault, receipts=receipt or [], **given)
-    print_result(done.to_json() if as_json else done.text)
+    del options["vault"], options["receipt"], options["as_json"]
+    rebound = ledger.rebind(vault, receipts=receipt or [], **options)
+    print_result(rebound.to_json() if as_json else rebound.text)
 
 
 def print_result(result: str | Mapping[str, Any]) -> None:

@@ -69,24 +69,24 @@ def train(
     from sottovoce.reports.run import write_report
     from sottovoce.simulation import simulate as engine
 
-    forecasts = plan.rounds.schedule == "forecast" and not resume
+    is_forecast = plan.rounds.schedule == "forecast" and not resume
     waiting = (
-        "forecasting rounds and steps on public rows …" if forecasts else "compiling the round …"
+        "forecasting rounds and steps on public rows …" if is_forecast else "compiling the round …"
     )
     show = progress.choose_display(stream, quiet=quiet, waiting=waiting)
-    heading = [_describe_run(plan)]  # said once rounds are played, not before a refusal
+    heading = [_describe_run(plan)]  # printed with the first round, not before a refusal
 
-    def show_round(done: RoundDone) -> None:
+    def show_round(round_done: RoundDone) -> None:
         while heading:
             show.say(heading.pop())
-        show.round(done)
+        show.round(round_done)
 
     try:
         with show:
             if resume:
-                done = engine.resume(folder, on_round=show_round, callbacks=trackers)
+                run = engine.resume(folder, on_round=show_round, callbacks=trackers)
             else:
-                done = engine.simulate(
+                run = engine.simulate(
                     plan, seed=seed, out=folder, on_round=show_round, callbacks=trackers
                 )
         page = write_report(folder)
@@ -96,9 +96,9 @@ def train(
             write_report(folder)
         raise
     if as_json:
-        print(json.dumps(done.record, ensure_ascii=False))
+        print(json.dumps(run.record, ensure_ascii=False))
     else:
-        show.say("\n".join([*heading, progress.summarize_run(done.record, folder, page)]))
+        show.say("\n".join([*heading, progress.summarize_run(run.record, folder, page)]))
 
 
 def _describe_run(plan: Plan) -> str:

@@ -80,8 +80,8 @@ def make_unknown_key_error(section: str, key: str, keys: Keys) -> PlanError:
     near = difflib.get_close_matches(key, everywhere, 1, 0.8)
     if near:
         return PlanError(f"{head}; did you mean {format_name(everywhere[near[0]], near[0])}?")
-    what = f"the keys of [{section}]" if section else "the sections and keys of a plan"
-    return PlanError(f"{head}; {what} are {join_names(keys.get(section, ()), 'and')}")
+    listed = f"the keys of [{section}]" if section else "the sections and keys of a plan"
+    return PlanError(f"{head}; {listed} are {join_names(keys.get(section, ()), 'and')}")
 
 
 def make_error(problems: Sequence[Any], section: str, schema: Schema, keys: Keys) -> PlanError:

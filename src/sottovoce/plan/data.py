@@ -28,7 +28,7 @@ from sottovoce.models.person import MOST_ROWS_PER_PERSON, ROWS_PER_PERSON
 from sottovoce.plan import base
 from sottovoce.plan.base import MOST, Number, OneOf, Section, When, Whole, optional, to_whole
 
-Spec: TypeAlias = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () is left out
+Spec: TypeAlias = tuple[float, float] | tuple[str, ...]  # bounds, or categories; (): not used
 
 MOST_CATEGORIES = 10_000
 
@@ -76,13 +76,13 @@ got [120, 0]; swap them
     return Columns({name: _check_spec(name, items, name == label) for name, items in value.items()})
 
 
-def _check_spec(column: str, given: Any, is_label: bool) -> Spec:
+def _check_spec(column: str, value: Any, is_label: bool) -> Spec:
     where = base.format_name("data", "columns", column)
-    items = given.tolist() if hasattr(given, "tolist") else given
+    items = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(items, list | tuple):
         bound = "a list of categories" if is_label else "[low, high] or a list of categories"
         remedy = "say what is public about the column"
-        raise PlanError.of(where, given, bound, remedy)
+        raise PlanError.of(where, value, bound, remedy)
     numbers = [x for x in items if isinstance(x, int | float) and not isinstance(x, bool)]
     if is_label or not numbers:
         return _check_categories(where, items, is_label)
@@ -156,7 +156,7 @@ ARRAY_FILES = (".npz", ".npy")  # x.npz with x and y, or x.npy with data.label =
 
 
 class Facts(NamedTuple):
-    """What a plan must know about a dataset; `validation` and `test` are defaults of these keys."""
+    """What a plan must know about a dataset, with the defaults of its keys `validation`, `test`."""
 
     rows: int  # rows that can be dealt to clients, validation and test
     own_test: int  # rows of the test set that comes with it
@@ -307,13 +307,13 @@ class Data(Section):
             bound = f"from 1 to data.public = {self.public}"
             remedy = "the rows the server steers by are drawn from the public ones"
             raise PlanError.of("data.validation", validation, bound, remedy)
-        aside = validation if self.public is None else self.public
-        rows_left = facts.rows - aside - test
+        held_out = validation if self.public is None else self.public
+        rows_left = facts.rows - held_out - test
         if rows_left < clients * k:
             raise PlanError(
                 f"data.clients = {clients} needs {clients * k} rows or more, and "
                 f"{self.name} has {max(0, rows_left)} of {facts.rows} left beside "
-                f"data.{'validation' if self.public is None else 'public'} = {aside} and "
+                f"data.{'validation' if self.public is None else 'public'} = {held_out} and "
                 f"data.test = {test}; lower one of them"
             )
         self._check_samples(rows_left, k)

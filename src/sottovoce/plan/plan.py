@@ -1,9 +1,9 @@
 """The plan: everything that a run and its guarantee depend on, in one frozen value.
 
-A plan is complete by itself: an absent key has its default, which is that of the embedded plan
-(`default.toml`) but for its schedule and average, which came later: older plans keep their meaning.
-Nothing is merged from elsewhere. Unknown keys, unknown names, and keys that have
-no effect with the chosen options are refused, each in one sentence and before any data is read.
+A plan is complete by itself: an absent key has its default, and nothing is merged from elsewhere.
+Defaults are the values of the embedded plan (`default.toml`). Its schedule and average are newer
+than the defaults, so that older plans keep their meaning. Unknown keys, unknown names, and keys
+without effect are refused, each in one sentence and before any data is read.
 The tables and their keys are in `data` and `sections`.
 """
 
@@ -80,12 +80,12 @@ class Plan(Section):
     rounds: Rounds = Field(default_factory=lambda: Rounds())
     server: Server = Field(default_factory=lambda: Server())
 
-    def __init__(self, given: Any = None, /, **values: Any) -> None:
+    def __init__(self, tables: Any = None, /, **values: Any) -> None:
         """Sections are objects (`Data(...)`) or mappings, by their names in TOML, or all in one."""
-        if not isinstance(given, Mapping | None):
+        if not isinstance(tables, Mapping | None):
             bound = "a dictionary of its keys"
-            raise PlanError.of("a plan", given, bound, "a file is read by Plan.load")
-        super().__init__(**{**(given or {}), **values})
+            raise PlanError.of("a plan", tables, bound, "a file is read by Plan.load")
+        super().__init__(**{**(tables or {}), **values})
 
     @model_validator(mode="before")
     @classmethod
@@ -220,8 +220,8 @@ class Plan(Section):
         # Without a data section arrays may still be given from Python.
         is_given = "data" in self.model_fields_set
         if is_given and most is not None and classes is not None and classes > most:
-            what = data.name or f"the label {data.label}"
-            why_not = f"the {name} tells {most} classes apart and {what} has {classes}"
+            subject = data.name or f"the label {data.label}"
+            why_not = f"the {name} tells {most} classes apart and {subject} has {classes}"
         elif self.model.takes_pictures and not data.pictures:
             why_not = f"the {name} is for pictures and {data.name or 'this'} is a table"
         if why_not is not None:
@@ -466,9 +466,8 @@ class Plan(Section):
         clients with N samples in all and budgets worth μ. η makes that a fixed size: a linear
         model of inputs from −1 to 1 starts at 0 and has weights of a few units, a larger model, or
         one of a network's many features, has smaller ones. docs/own-data.md has what this reaches.
-        With few rounds that would be long steps: a round moves the model by at most ηC for each of
-        its steps, and its scores by that times the norm of a row, which is about 4. Scores that
-        jump by more than `LARGEST_MOVE` times that swing, and nothing is learnt.
+        With few rounds such steps would be long. A round moves the model by at most ηCE; where that
+        is more than `LARGEST_MOVE`, scores swing and nothing is learnt.
         """
         if self.local.learning_rate != "auto":
             return self
@@ -565,14 +564,14 @@ def _add_defaults(values: dict[str, Any]) -> dict[str, Any]:
     shortens a run of larger steps says little about a rare class.
     """
     # A section that is given as an object has all its keys.
-    given = {key: value for key, value in values.items() if isinstance(value, Mapping)}
-    data, model = given.get("data", {}), given.get("model", {})
+    tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    data, model = tables.get("data", {}), tables.get("model", {})
     defaults: dict[str, dict[str, Any]] = {}
     has_network = is_network(str(model.get("features")))
     if data.get("path") is not None or has_network:
-        rounds, signal = given.get("rounds", {}), given.get("server", {}).get("signal")
-        many = 100 if has_network else 200
-        defaults = {"local": {"learning_rate": "auto"}, "rounds": {"rounds": many}}
+        rounds, signal = tables.get("rounds", {}), tables.get("server", {}).get("signal")
+        rounds_of_own = 100 if has_network else 200
+        defaults = {"local": {"learning_rate": "auto"}, "rounds": {"rounds": rounds_of_own}}
         # A key that only one model or schedule has chooses it: no default stands in its way.
         if not {key for key, when in Model.conditions() if when.switch == "name"} & model.keys():
             defaults["model"] = {"name": "softmax"}
@@ -584,7 +583,7 @@ def _add_defaults(values: dict[str, Any]) -> dict[str, Any]:
         defaults["local"] = {"learning_rate": 1.0}
         defaults["rounds"] = {"schedule": "fixed", "rounds": 1}
     absent: dict[str, Any] = {title: {} for title in defaults if title not in values}
-    sections = given | absent
+    sections = tables | absent
     return values | {
         title: {**keys, **sections[title]} for title, keys in defaults.items() if title in sections
     }
@@ -604,8 +603,8 @@ def _explain_keys(table: type[Section], values: Mapping[str, Any]) -> Iterator[s
         if key in values:
             yield f"{key} = {base.format_value(values[key])}"
         else:
-            shown = schema["examples"][0] if default is None else default
-            yield f"# {key} = {base.format_value(shown)}"
+            example = schema["examples"][0] if default is None else default
+            yield f"# {key} = {base.format_value(example)}"
 
 
 def _apply_changes(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
