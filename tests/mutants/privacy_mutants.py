@@ -237,9 +237,9 @@ MUTANTS = [
           "np.maximum(np.sqrt(np.mean(np.where(usable, squared, 0.0)) + 0 * squared), clip)"),
          *_NO_CHECK),
     _bug("clipped after the sum", "privacy.grid", "sums_stay_within_sensitivity",
-         ("total += _quantised_sum(rows, clip, weight, some)",
+         ("total += _quantised_sum(rows, clip, weight, part)",
           "total += len(block) * _quantised_sum("
-          "Products.of(block.write_out().sum(axis=0, keepdims=True)), clip, weight, some)")),
+          "Products.of(block.write_out().sum(axis=0, keepdims=True)), clip, weight, part)")),
     _bug("a class weight above 1", "privacy.sensitivity", "sensitivity_covers_every_recipe",
          ("not LEAST_WEIGHT <= weight <= 1:", "not LEAST_WEIGHT <= weight <= 100:")),
     _bug("a class weight before clipping", "privacy.grid",
@@ -696,9 +696,9 @@ MUTANTS = [
     _bug("a horizon that tells a hidden budget", "server.forecast", "tests/server/test_forecast.py::test_the_numbers_of_clients_that_hide_them_do_not_show",
          ("disclosed = offer.granted & ~np.isnan(federation.capacity)", "disclosed = offer.granted")),
     _bug("a forecast that announces more rounds than the plan", "schedules.algorithms", "tests/server/test_forecast.py::test_no_candidate_lengthens_a_run",
-         ("least, found = min(FEWEST, self.rounds), {self.rounds}", "least, found = FEWEST, {self.rounds}")),
+         ("shortest, lengths = min(FEWEST, self.rounds), {self.rounds}", "shortest, lengths = FEWEST, {self.rounds}")),
     _bug("a step of the server that changes what clients book", "server.rounds", "tests/server/test_forecast.py::test_the_books_do_not_depend_on_the_step",
-         ("sensitivity = tank_before, stack([federation.sensitivity for federation in federations])", "sensitivity = full, stack([run.federation.sensitivity * run.state.marks.step for run in runs])")),
+         ("sensitivity = tank_before, stack([federation.sensitivity for federation in federations])", "sensitivity = tank_before, stack([run.federation.sensitivity * run.state.marks.step for run in runs])")),
 ]  # fmt: skip
 MUTANTS += [
     Mutant(name, module, killer, changes)

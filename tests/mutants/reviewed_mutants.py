@@ -55,8 +55,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_federation_promises.py::test_where_no_budget_is_told_what_is_not_covered_is",
         (
             (
-                "every = tuple(dict.fromkeys([*ALWAYS_NOT_COVERED, *codes]))",
-                "every = ALWAYS_NOT_COVERED",
+                "all_codes = tuple(dict.fromkeys([*ALWAYS_NOT_COVERED, *codes]))",
+                "all_codes = ALWAYS_NOT_COVERED",
             ),
         ),
     ),
@@ -648,7 +648,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "schedules.calibrate",
         "Under `paper` the guarantee names the ε that holds: here (20, 10⁻³) is promised where 30.3 holds, and an attacker has ten nats more.",
         "tests/server/test_federation_promises.py::test_calibrate_promises_what_its_noise_keeps",
-        (("Budget(holds, budget.delta),", "budget,"),),
+        (("Budget(true_epsilon, budget.delta),", "budget,"),),
     ),
     (
         "a transport that cannot tell counts as encrypted",
@@ -1381,7 +1381,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "models.torch_model",
         "Exponentials and products of a chain take the same time for every row: with a wider cut, a server whose weights push one row to e^-709 sees it in the time of an answer.",
         "tests/models/test_torch_model.py::test_no_row_of_a_chain_brings_numbers_that_take_longer",
-        (("np.clip(-given, -170, 170)", "np.clip(-given, -709, 709)"),),
+        (("np.clip(-x, -170, 170)", "np.clip(-x, -709, 709)"),),
     ),
     (
         "what holds alone is that of continuous noise",

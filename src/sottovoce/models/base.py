@@ -215,9 +215,9 @@ def predict_numbers(model: Model, params: Params, x: Any) -> Floats:
 def take_numbers(scores: Floats | None) -> Floats:
     """Return the one score of every row, of scores [0, s] that `answer` gave."""
     if scores is None or scores.shape[1] != 2:
-        found = None if scores is None else scores.shape[1]
+        columns = None if scores is None else scores.shape[1]
         remedy = "give the model one output"
-        raise InputError.of("scores", found, "one a row where a number is predicted", remedy)
+        raise InputError.of("scores", columns, "one a row where a number is predicted", remedy)
     return np.asarray(scores[:, 1])
 
 
@@ -327,15 +327,15 @@ class JaxModel(Model):
         """
         with jax.enable_x64(True):
             tree = self.unflatten(params)
-            found = clipping.compute_gradients_alone(self, tree, jnp.asarray(x), jnp.asarray(y))
-            return flatten_parameters(found)
+            gradients = clipping.compute_gradients_alone(self, tree, jnp.asarray(x), jnp.asarray(y))
+            return flatten_parameters(gradients)
 
     def losses(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
         """Return the loss of every sample in float64, each computed alone."""
         with jax.enable_x64(True):
             tree = self.unflatten(params)
-            found = clipping.compute_losses_alone(self, tree, jnp.asarray(x), jnp.asarray(y))
-            return np.asarray(found)
+            losses = clipping.compute_losses_alone(self, tree, jnp.asarray(x), jnp.asarray(y))
+            return np.asarray(losses)
 
     def evaluate(self, params: Params, x: Any, y: Any) -> tuple[float, float]:
         loss, accuracy = jax.device_get(clipping.evaluate(self, params, x, y))
@@ -424,8 +424,8 @@ class NamedCode(Model):
     def create(cls, shape: tuple[int, ...], classes: int, **options: Any) -> Self:
         """Return the model for samples of `shape`, with all of its options; all are checked."""
         make: Any = cls
-        made: Self = make(features=math.prod(shape), classes=classes, **options)
-        return made
+        model: Self = make(features=math.prod(shape), classes=classes, **options)
+        return model
 
     @classmethod
     def fits(cls, classes: int, are_pictures: bool) -> bool:
@@ -448,8 +448,8 @@ def find_model(name: str) -> type[NamedCode]:
     if name not in (known := MODELS | _OTHERS):
         raise InputError.of("model name", name, f"one of {', '.join(MODELS)}", "choose one")
     module, _, title = known[name].partition(":")
-    found: type[NamedCode] = getattr(importlib.import_module(module), title)
-    return found
+    kind: type[NamedCode] = getattr(importlib.import_module(module), title)
+    return kind
 
 
 def build(
@@ -491,8 +491,8 @@ def build(
         )
     chosen = {option.name: option.choose(options.get(option.name)) for option in kind.options}
     model: Any = kind.create(shape, classes, **chosen)
-    made: NamedCode = model if number_loss is None else replace(model, number_loss=number_loss)
-    return made
+    named: NamedCode = model if number_loss is None else replace(model, number_loss=number_loss)
+    return named
 
 
 def _require_at_least(name: str, value: float, least: int, remedy: str) -> None:
@@ -569,8 +569,8 @@ def relu_finite(before: Array, kind: Any) -> Array:
 
     ‖h‖² is then not finite, the row does not count, and 0 · h is 0 where products sum over rows.
     """
-    most = float(jnp.finfo(kind).max)  # type: ignore[no-untyped-call]
-    return jnp.where(before <= 0, 0, jnp.where(before < most, before, most)).astype(kind)
+    largest = float(jnp.finfo(kind).max)  # type: ignore[no-untyped-call]
+    return jnp.where(before <= 0, 0, jnp.where(before < largest, before, largest)).astype(kind)
 
 
 # ‖Σ_t a_tδ_tᵀ‖² is computed as Σ_{t,s} (a_t·a_s)(δ_t·δ_s), which float32 rounds by about 10⁻⁷ of
@@ -701,14 +701,14 @@ class Form:
     def from_json(cls, values: Any) -> Form:
         """Read a form from a message; anything that is not one is `Malformed`."""
         name = values.get("name") if isinstance(values, Mapping) else None
-        known = (*MODELS, *_OTHERS, OWN)
-        if not isinstance(name, str) or name not in known:
-            raise Malformed(f"the message's model is not one of {', '.join(known)}")
+        names = (*MODELS, *_OTHERS, OWN)
+        if not isinstance(name, str) or name not in names:
+            raise Malformed(f"the message's model is not one of {', '.join(names)}")
         options = () if name == OWN else find_model(name).options
         keys = {"name", "shape", "classes", *(option.name for option in options)}
         keys |= {"target"} & values.keys()  # an older client refuses a key that it does not know
-        if isinstance(kind := values.get("features"), str) and kind in _LENS_KEYS:
-            keys |= {"features", *_LENS_KEYS[kind]}
+        if isinstance(lens_name := values.get("features"), str) and lens_name in _LENS_KEYS:
+            keys |= {"features", *_LENS_KEYS[lens_name]}
         if values.keys() - {_PERSON_KEY} != keys:
             raise Malformed(f"the message's model {name} has other keys than {sorted(keys)}")
         shape = values["shape"]

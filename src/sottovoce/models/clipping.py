@@ -258,25 +258,25 @@ class DenseLayers(NamedTuple):
                 index = values[side].index
                 if index in zeros:
                     inputs[index] = self.layers[index].arrange_inputs(values[1 - side])
-                found: Array = _bind(equation, values)[0]
-                return found + zeros[index] if index in zeros else found
+                output: Array = _bind(equation, values)[0]
+                return output + zeros[index] if index in zeros else output
 
-            given = [_Marked(written.get(i, leaf), i) for i, leaf in enumerate(leaves)]
+            marked = [_Marked(written.get(i, leaf), i) for i, leaf in enumerate(leaves)]
             traced = self.traced
-            found = _replay(traced.jaxpr, traced.consts, [*given, row, label], multiply)
-            return found[0], inputs
+            (value,) = _replay(traced.jaxpr, traced.consts, [*marked, row, label], multiply)
+            return value, inputs
 
-        (errors, found), inputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(zeros, written)
+        (errors, gradients), inputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(zeros, written)
         for i, layer in self.layers.items():
-            found[i] = inputs[i], layer.arrange_errors(errors[i], len(inputs[i]))
-        return [found[i] for i in range(len(leaves))]
+            gradients[i] = inputs[i], layer.arrange_errors(errors[i], len(inputs[i]))
+        return [gradients[i] for i in range(len(leaves))]
 
-    def write_long(self, found: list[Any]) -> list[Any]:
+    def write_long(self, gradients: list[Any]) -> list[Any]:
         """Write out the gradients of rows with so many outer products that this is less work."""
         return [
             leaf if not isinstance(leaf, tuple) or self._is_short(leaf)
             else jnp.einsum("nti,nto->nio", *leaf)
-            for leaf in found
+            for leaf in gradients
         ]  # fmt: skip
 
     @staticmethod
@@ -284,26 +284,26 @@ class DenseLayers(NamedTuple):
         vectors = leaf[0].shape[-2]
         return vectors == 1 or 2 * vectors**2 <= leaf[0].shape[-1] * leaf[1].shape[-1]
 
-    def measure_rows(self, found: list[Any]) -> tuple[list[Any], Array]:
+    def measure_rows(self, gradients: list[Any]) -> tuple[list[Any], Array]:
         """Return gradients to add, those of `found` up to rounding, and ‖g‖² of every row."""
-        found, squared = list(found), cast(Any, 0.0)
-        for i, leaf in enumerate(found):
+        gradients, squared = list(gradients), cast(Any, 0.0)
+        for i, leaf in enumerate(gradients):
             if not isinstance(leaf, tuple):
                 squared += jnp.sum(leaf**2, axis=tuple(range(1, leaf.ndim)))
                 continue
-            found[i] = _balance_products(*leaf)
+            gradients[i] = _balance_products(*leaf)
             if leaf[0].shape[1] == 1:
-                lengths = [jnp.sum(factor**2, axis=(1, 2)) for factor in found[i]]
+                lengths = [jnp.sum(factor**2, axis=(1, 2)) for factor in gradients[i]]
                 squared += lengths[0] * lengths[1]
             else:
-                found[i], square = _measure_products(*found[i])
+                gradients[i], square = _measure_products(*gradients[i])
                 squared += square
-        return found, squared
+        return gradients, squared
 
-    def add_rows(self, found: list[Any], factor: Array) -> Params:
+    def add_rows(self, gradients: list[Any], factor: Array) -> Params:
         """Return Σ_m factor_m · g_m in the tree of the parameters."""
         summed = []
-        for i, (leaf, shape) in enumerate(zip(found, self.shapes, strict=True)):
+        for i, (leaf, shape) in enumerate(zip(gradients, self.shapes, strict=True)):
             if isinstance(leaf, tuple):
                 inputs, errors = leaf[0], leaf[1] * factor[:, None, None].astype(leaf[1].dtype)
                 exact = "highest" if inputs.shape[1] > 1 else None  # the sum of one row may cancel
@@ -349,9 +349,9 @@ def _measure_products(inputs: Array, errors: Array) -> tuple[tuple[Array, Array]
 
     def separate(_: Any) -> tuple[Any, Array]:
         basis, triangle = jnp.linalg.qr(pair[0].mT)
-        parts, vectors = (basis.mT, multiply("nkt,nto->nko", triangle, errors)), inputs.shape[1]
-        found = [jnp.pad(part, ((0, 0), (0, vectors - part.shape[1]), (0, 0))) for part in parts]
-        return tuple(map(partial(jnp.where, is_lost[:, None, None]), found, pair)), jnp.array(True)
+        factors, vectors = (basis.mT, multiply("nkt,nto->nko", triangle, errors)), inputs.shape[1]
+        padded = [jnp.pad(part, ((0, 0), (0, vectors - part.shape[1]), (0, 0))) for part in factors]
+        return tuple(map(partial(jnp.where, is_lost[:, None, None]), padded, pair)), jnp.array(True)
 
     pair, _ = jax.lax.while_loop(lambda state: ~state[1], separate, (pair, ~jnp.any(is_lost)))
     return pair, jnp.where(is_lost, jnp.sum(pair[1] ** 2, axis=(1, 2)), squared)
@@ -370,7 +370,7 @@ def find_dense_layers(model: JaxModel, params: Params, x: Array, y: Array) -> De
     products: dict[int, list[DenseLayer]] = {}
     others: set[int] = set()
 
-    def note(equation: Any, values: list[Any], side: int) -> Array:
+    def record(equation: Any, values: list[Any], side: int) -> Array:
         summed, _ = equation.params["dimension_numbers"]
         layer = DenseLayer(
             side,
@@ -382,13 +382,13 @@ def find_dense_layers(model: JaxModel, params: Params, x: Array, y: Array) -> De
         return cast(Array, _bind(equation, values)[0])
 
     def trace(*values: Any) -> Any:
-        given = [_Marked(leaf, i) for i, leaf in enumerate(values[: len(leaves)])]
-        given += values[len(leaves) :]
-        return _replay(traced.jaxpr, traced.consts, given, note, others)
+        arguments = [_Marked(leaf, i) for i, leaf in enumerate(values[: len(leaves)])]
+        arguments += values[len(leaves) :]
+        return _replay(traced.jaxpr, traced.consts, arguments, record, others)
 
     jax.eval_shape(trace, *leaves, row, label)
-    found = {i: d[0] for i, d in products.items() if len(d) == 1 and i not in others}
-    return DenseLayers(traced, found, tree, tuple(leaf.shape for leaf in leaves))
+    layers = {i: d[0] for i, d in products.items() if len(d) == 1 and i not in others}
+    return DenseLayers(traced, layers, tree, tuple(leaf.shape for leaf in leaves))
 
 
 def _replay(
@@ -398,26 +398,26 @@ def _replay(
 
     `others` collects the parameters that are used in any other way.
     """
-    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
+    values_of = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
 
     def read(name: Any) -> Any:
-        return name.val if isinstance(name, Literal) else known[name]
+        return name.val if isinstance(name, Literal) else values_of[name]
 
     for equation in jaxpr.eqns:
-        given = [read(name) for name in equation.invars]
-        marked = [side for side, value in enumerate(given) if isinstance(value, _Marked)]
+        arguments = [read(name) for name in equation.invars]
+        marked = [side for side, value in enumerate(arguments) if isinstance(value, _Marked)]
         name = equation.primitive.name
         is_product = name == "dot_general" and not equation.params["dimension_numbers"][1][0]
         if name in ("jit", "pjit"):  # the second before JAX 0.7
             inner = equation.params["jaxpr"]
-            found = _replay(inner.jaxpr, inner.consts, given, multiply, others)
+            outputs = _replay(inner.jaxpr, inner.consts, arguments, multiply, others)
         elif is_product and len(marked) == 1:
-            found = [multiply(equation, given, marked[0])]
+            outputs = [multiply(equation, arguments, marked[0])]
         else:
             if others is not None:
-                others.update(given[side].index for side in marked)
-            found = _bind(equation, given)
-        known.update(zip(equation.outvars, found, strict=True))
+                others.update(arguments[side].index for side in marked)
+            outputs = _bind(equation, arguments)
+        values_of.update(zip(equation.outvars, outputs, strict=True))
     return [_unmark(read(name)) for name in jaxpr.outvars]
 
 
@@ -431,8 +431,8 @@ def _bind(equation: Any, values: list[Any]) -> list[Any]:
     if isinstance(options, tuple):  # before JAX 0.10
         functions, options = options
     with equation.ctx.manager:
-        found = primitive.bind(*functions, *map(_unmark, values), **options)
-    return list(found) if primitive.multiple_results else [found]
+        outputs = primitive.bind(*functions, *map(_unmark, values), **options)
+    return list(outputs) if primitive.multiple_results else [outputs]
 
 
 # Per-sample gradients and losses for a device, one sample after another.
@@ -460,8 +460,8 @@ def compute_factors_alone(model: JaxModel, params: Params, x: Array, y: Array) -
     def compute(row: tuple[Array, Array]) -> list[tuple[Array, Array]]:
         return [factor(i, leaf) for i, leaf in enumerate(dense.compute_row(params, *row))]
 
-    found: list[Any] = jax.lax.map(compute, (x, y))
-    return found
+    factors: list[Any] = jax.lax.map(compute, (x, y))
+    return factors
 
 
 @partial(jax.jit, static_argnums=0)
@@ -474,10 +474,10 @@ def compute_gradients_alone(model: JaxModel, params: Params, x: Array, y: Array)
 @partial(jax.jit, static_argnums=0)
 def compute_losses_alone(model: JaxModel, params: Params, x: Array, y: Array) -> Array:
     """Return the loss of every row, each computed alone."""
-    found: Array = jax.lax.map(
+    losses: Array = jax.lax.map(
         lambda row: model.loss(params, row[0][None], row[1][None])[0], (x, y)
     )
-    return found
+    return losses
 
 
 # How good a model is on a set of rows.
@@ -518,10 +518,10 @@ def answer(model: JaxModel, params: Params, x: Array) -> tuple[Array, Array]:
     def answer_row(row: Array) -> tuple[Array, Array]:
         return model.predict(params, row[None])[0], model.apply(params, row[None])[0]
 
-    found: tuple[Array, Array] = jax.lax.map(
+    answers: tuple[Array, Array] = jax.lax.map(
         answer_row, x.astype(precision(params)), batch_size=min(x.shape[0], 1024)
     )
-    return found
+    return answers
 
 
 @partial(jax.jit, static_argnums=0)
@@ -533,13 +533,13 @@ def answer_models(
     Models that share their rows are asked together: an accelerator then waits once for all.
     """
 
-    def ask(params: Params) -> Any:
-        seen = None if others is None else answer(model, params, others)[1]
-        return *evaluate(model, params, x, y), *answer(model, params, x), seen
+    def answer_all(params: Params) -> Any:
+        other_scores = None if others is None else answer(model, params, others)[1]
+        return *evaluate(model, params, x, y), *answer(model, params, x), other_scores
 
-    found: tuple[Array, Array, Array, Array, Array | None]
-    found = jax.vmap(ask)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *models))
-    return found
+    answers: tuple[Array, Array, Array, Array, Array | None]
+    answers = jax.vmap(answer_all)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *models))
+    return answers
 
 
 def judge_public(
@@ -571,35 +571,35 @@ def find_shortfall(metric: str, y: Array, predicted: Array, scores: Array) -> Ar
     if metric in REGRESSION_METRICS:
         missed = y - scores[:, -1]
         kinds = {"mae": jnp.abs(missed), "rmse": missed**2, "r2": missed**2 / jnp.var(y)}
-        found = jnp.mean(kinds[metric])
-        return jnp.sqrt(found) if metric == "rmse" else found
+        shortfall = jnp.mean(kinds[metric])
+        return jnp.sqrt(shortfall) if metric == "rmse" else shortfall
     counts = jnp.zeros(classes).at[y].add(1)
     logs, is_label = jax.nn.log_softmax(scores), jnp.arange(classes) == y[:, None]
     if metric == "log_loss":
-        found = -jnp.mean(jnp.sum(jnp.where(is_label, logs, 0), axis=1))
+        shortfall = -jnp.mean(jnp.sum(jnp.where(is_label, logs, 0), axis=1))
     elif metric == "brier":
         half = 0.5 if classes == 2 else 1.0
-        found = half * jnp.mean(jnp.sum((jnp.exp(logs) - is_label) ** 2, axis=1))
+        shortfall = half * jnp.mean(jnp.sum((jnp.exp(logs) - is_label) ** 2, axis=1))
     elif metric == "accuracy":
-        found = 1 - jnp.mean(predicted == y)
+        shortfall = 1 - jnp.mean(predicted == y)
     elif metric == "balanced_accuracy":
         recalls = jnp.zeros(classes).at[y].add(predicted == y) / counts
-        found = 1 - jnp.mean(recalls, where=counts > 0)
+        shortfall = 1 - jnp.mean(recalls, where=counts > 0)
     else:
         area = {"auroc": compute_auroc, "auprc": compute_auprc}[metric]
         ordered = scores - scores[:, ::-1] if classes == 2 else logs
         areas = jax.vmap(lambda k: area(y == k, ordered[:, k], jnp))(jnp.arange(classes))
         rarer = jnp.where(counts[1] <= counts[0], 1, 0)  # of two classes
         is_judged = jnp.arange(classes) == rarer if classes == 2 else (counts > 0) & (counts < rows)
-        found = 1 - jnp.mean(areas, where=is_judged)
-    return jnp.where(jnp.all(jnp.isfinite(scores)), found, jnp.nan)
+        shortfall = 1 - jnp.mean(areas, where=is_judged)
+    return jnp.where(jnp.all(jnp.isfinite(scores)), shortfall, jnp.nan)
 
 
 def compute_losses(model: JaxModel, params: Params, x: Array, y: Array) -> Array:
     """Return F(D_m, w) of every row, in chunks of fixed size."""
-    found: Array = jax.lax.map(
+    losses: Array = jax.lax.map(
         lambda row: model.loss(params, row[0][None], row[1][None])[0],
         (x.astype(precision(params)), y),
         batch_size=min(x.shape[0], 1024),
     )
-    return found
+    return losses

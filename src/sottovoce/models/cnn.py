@@ -269,13 +269,13 @@ def load_kernels(model: Cnn) -> kernels.CnnKernels | None:
     try:
         from sottovoce.models.kernels import CnnKernels
 
-        found = CnnKernels(
+        compiled = CnnKernels(
             model.shape, KERNEL, PADDING, choose_tile(model), model.map_shape[1:], model.channels
         )
-        found.compile_all(model.classes)
+        compiled.compile_all(model.classes)
     except Exception:  # whatever is missing, the other steps do the same
         return None
-    return found
+    return compiled
 
 
 def _copy_windows(model: Cnn, x: Array) -> Array:

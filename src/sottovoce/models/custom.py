@@ -68,8 +68,8 @@ class Custom(JaxModel):
         """
         with jax.enable_x64(True):
             tree, rows = self.unflatten(params), (jnp.asarray(x), jnp.asarray(y))
-            found = jax.device_get(base.clipping.compute_factors_alone(self, tree, *rows))
-        by_name = dict(zip(base.flatten_parameters(tree), found, strict=True))
+            factors = jax.device_get(base.clipping.compute_factors_alone(self, tree, *rows))
+        by_name = dict(zip(base.flatten_parameters(tree), factors, strict=True))
         return Products(tuple(by_name[name] for name in sorted(by_name))), np.ones(len(x), bool)
 
 
@@ -144,8 +144,8 @@ def require_fitting(model: Model, features: int, classes: int, is_number: bool) 
         if not isinstance(model, JaxModel):
             return model.scores(drawn, x)
         # Not its `scores`, which take one row at a time.
-        found = model.apply(model.unflatten(drawn), jnp.asarray(x))
-        return base.arrange_scores(np.asarray(found))
+        scores = model.apply(model.unflatten(drawn), jnp.asarray(x))
+        return base.arrange_scores(np.asarray(scores))
 
     rows = np.stack([np.zeros(features), np.ones(features), np.arange(features) % 2])
     scores, *others = (score(rows[pair].astype("f4")) for pair in ([0, 1], [0, 2], [2, 1]))
@@ -232,8 +232,8 @@ def split_name(where: str, key: str = "model.own") -> tuple[str, str]:
     (('study/net.py', 'model'), ('package.net', 'model'))
     """
     source, _, name = where.rpartition(":")
-    known = source.endswith(".py") or all(word.isidentifier() for word in source.split("."))
-    if not known or not name.isidentifier():
+    is_known = source.endswith(".py") or all(word.isidentifier() for word in source.split("."))
+    if not is_known or not name.isidentifier():
         remedy = "name the file or package, a colon, and the model in it"
         raise InputError.of(key, where, _BOUND, remedy)
     return source, name

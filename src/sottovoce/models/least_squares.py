@@ -139,5 +139,5 @@ class LeastSquares(base.NamedModel):
     def answer(self, params: Params, x: Any) -> tuple[NDArray[np.int64], Floats | None]:
         weights = self.solve(np.asarray(params[PARAMETER], np.float64), np)
         scores = self._score(weights, np.asarray(x, np.float64), np)
-        found = np.argmax(scores, axis=1) if self.classes > 1 else np.zeros(len(scores))
-        return found.astype(np.int64), base.arrange_scores(scores)
+        labels = np.argmax(scores, axis=1) if self.classes > 1 else np.zeros(len(scores))
+        return labels.astype(np.int64), base.arrange_scores(scores)

@@ -133,12 +133,14 @@ def measure_classes(
     """
     counts = np.bincount(labels, minlength=0 if scores is None else scores.shape[1])
     present = np.flatnonzero(counts)
-    shares, right = counts / len(labels), predicted == labels
-    most = int(np.argmax(counts))
-    recalls = np.bincount(labels, weights=right)[present] / counts[present]
+    shares, hit = counts / len(labels), predicted == labels
+    top = int(np.argmax(counts))
+    recalls = np.bincount(labels, weights=hit)[present] / counts[present]
     measured = {
         "accuracy": Measured(
-            float(np.mean(right)), float(shares[most]), _error(right - 1.0 * (labels == most))
+            float(np.mean(hit)),
+            float(shares[top]),
+            _error(hit - 1.0 * (labels == top)),
         ),
         "balanced_accuracy": Measured(
             float(np.mean(recalls)),
@@ -158,8 +160,8 @@ def measure_classes(
     truth = np.arange(logs.shape[1]) == labels[:, None]
     # Of two classes it is the squared error of one, as is usual.
     half = 0.5 if logs.shape[1] == 2 else 1.0
-    squares = [half * np.sum((p - truth) ** 2, axis=1) for p in (np.exp(logs), shares)]
-    measured["brier"] = _compare_rows(*squares)
+    squared_errors = [half * np.sum((p - truth) ** 2, axis=1) for p in (np.exp(logs), shares)]
+    measured["brier"] = _compare_rows(*squared_errors)
     table = measure_reliability(labels, np.exp(logs))
     gaps = np.abs(table[:, 0] - table[:, 1])
     measured["calibration_error"] = Measured(
@@ -170,17 +172,17 @@ def measure_classes(
 
 def measure_regression(targets: Floats, predictions: Floats) -> dict[str, Measured]:
     """Return every metric of a regression, beside the best constant answer on the same targets."""
-    away, missed = targets - np.mean(targets), targets - predictions
-    squares = _compare_rows(missed**2, away**2)
+    deviations, errors = targets - np.mean(targets), targets - predictions
+    squares = _compare_rows(errors**2, deviations**2)
     root, spread = math.sqrt(squares.value), math.sqrt(squares.baseline)
-    none = squares.baseline == 0  # constant targets: nothing can be explained
+    is_constant = squares.baseline == 0  # constant targets: nothing can be explained
     return {
-        "mae": _compare_rows(np.abs(missed), np.abs(targets - np.median(targets))),
+        "mae": _compare_rows(np.abs(errors), np.abs(targets - np.median(targets))),
         "rmse": Measured(root, spread, squares.error / max(root + spread, 1e-300)),
         "r2": Measured(
-            math.nan if none else 1 - squares.value / squares.baseline,
+            math.nan if is_constant else 1 - squares.value / squares.baseline,
             0.0,
-            math.nan if none else squares.error / squares.baseline,
+            math.nan if is_constant else squares.error / squares.baseline,
         ),
     }
 
@@ -191,8 +193,8 @@ def _compare_rows(values: Floats, constant: Floats) -> Measured:
 
 def _error(differences: Floats) -> float:
     """Return the standard error of a mean of differences, row by row."""
-    many = len(differences)
-    return float(np.std(differences, ddof=1)) / math.sqrt(many) if many > 1 else math.inf
+    rows = len(differences)
+    return float(np.std(differences, ddof=1)) / math.sqrt(rows) if rows > 1 else math.inf
 
 
 def _binomial_error(share: Any, rows: Any) -> Any:
@@ -214,15 +216,15 @@ def _measure_order(
     ordered = order_scores(scores)
     areas, precisions, errors, binomial = [], [], [], []
     for k in judged:
-        many = int(counts[k])
+        positives = int(counts[k])
         # `compute_auroc` and `compute_auprc` of one sort, with what every threshold adds.
         hits, false = _count_above(labels == k, ordered[:, k])
         more, alarms = np.diff(hits, prepend=0), np.diff(false, prepend=0)
-        areas.append(float(alarms @ (hits - more / 2)) / (many * (rows - many)))
-        precisions.append(float(more @ (hits / (hits + false))) / many)
+        areas.append(float(alarms @ (hits - more / 2)) / (positives * (rows - positives)))
+        precisions.append(float(more @ (hits / (hits + false))) / positives)
         # Of a ranking at random (Mann and Whitney): what it must be told apart from.
-        errors.append(math.sqrt((rows + 1) / (12 * many * (rows - many))))
-        binomial.append(float(_binomial_error(precisions[-1], many)))
+        errors.append(math.sqrt((rows + 1) / (12 * positives * (rows - positives))))
+        binomial.append(float(_binomial_error(precisions[-1], positives)))
     # The classes' errors are not independent: their mean is the most that the mean's can be.
     shares = counts[judged] / rows
     return {
@@ -266,8 +268,8 @@ def compute_auprc(is_positive: Any, scores: Any, xp: Any = np) -> Any:
     """Return the average precision: the mean over positives of the precision at their scores."""
     order = xp.argsort(scores)
     below = xp.searchsorted(scores[order], scores, side="left")
-    found = xp.cumsum(is_positive[order][::-1])[::-1][below]  # positives from this score upwards
-    precision = xp.where(is_positive, found / (len(scores) - below), 0)
+    hits = xp.cumsum(is_positive[order][::-1])[::-1][below]  # positives from this score upwards
+    precision = xp.where(is_positive, hits / (len(scores) - below), 0)
     return xp.sum(precision) / xp.sum(is_positive)
 
 
@@ -275,8 +277,8 @@ def _count_above(is_positive: NDArray[np.bool_], scores: Floats) -> tuple[Floats
     """Return true and false positives at every distinct score as the threshold, from the top."""
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
-    found = np.cumsum(is_positive[order], dtype=np.float64)[last]
-    return found, last + 1 - found
+    hits = np.cumsum(is_positive[order], dtype=np.float64)[last]
+    return hits, last + 1 - hits
 
 
 def draw_curves(labels: NDArray[Any], logits: Floats) -> dict[str, Any]:
@@ -308,9 +310,9 @@ def _draw_class(labels: NDArray[Any], ordered: Floats, k: int) -> dict[str, Any]
 def _thin(points: Floats, along: Floats) -> list[list[float]]:
     """Return at most 60 points, evenly spaced in `along`, which never falls."""
     wanted = np.linspace(along[0], along[-1], POINTS - 2)
-    kept = np.concatenate([[0], np.searchsorted(along, wanted), [len(along) - 1]])
-    kept = np.minimum(kept, len(along) - 1)  # in order, so that equal ones are neighbours
-    thinned: list[list[float]] = points[kept[np.diff(kept, prepend=-1) > 0]].round(6).tolist()
+    indices = np.concatenate([[0], np.searchsorted(along, wanted), [len(along) - 1]])
+    indices = np.minimum(indices, len(along) - 1)  # in order, so that equal ones are neighbours
+    thinned: list[list[float]] = points[indices[np.diff(indices, prepend=-1) > 0]].round(6).tolist()
     return thinned
 
 
@@ -431,14 +433,14 @@ def _maximise(scores: Floats, targets: Floats, slope: float | None) -> Floats:
 # What heads a result.
 
 
-def describe_metrics(metric: str, found: Mapping[str, Measured], **about: Any) -> dict[str, Any]:
+def describe_metrics(metric: str, values: Mapping[str, Measured], **about: Any) -> dict[str, Any]:
     """Return `headline` and `metrics` of a record; `about` is that of `describe_headline`."""
-    chosen = found[metric]
+    chosen = values[metric]
     headline = {"metric": metric, **chosen._asdict(), "is_better": chosen.is_better(metric)}
     headline["text"] = describe_headline(metric, chosen, **about)
     return {
         "headline": headline,
-        "metrics": {name: measured._asdict() for name, measured in found.items()},
+        "metrics": {name: measured._asdict() for name, measured in values.items()},
     }
 
 

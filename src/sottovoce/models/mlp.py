@@ -153,10 +153,10 @@ def load_kernel(model: Mlp) -> kernels.MlpKernel | None:
 
         kernel, of = MlpKernel(), cast(Any, jax.ShapeDtypeStruct)
         params = {name: of(shape, "float32") for name, shape in model.shapes().items()}
-        one, y, n = of((64,), "float32"), of((64,), "int32"), (64, model.features)
-        rows = Inspected(of(n, "bfloat16"), of((64,), "bool"), one)
-        given = params, of((), "float32"), rows, y, one
-        jax.jit(compile_sum(model, kernel)).lower(*given).compile()
+        row_numbers, y, n = of((64,), "float32"), of((64,), "int32"), (64, model.features)
+        rows = Inspected(of(n, "bfloat16"), of((64,), "bool"), row_numbers)
+        arguments = params, of((), "float32"), rows, y, row_numbers
+        jax.jit(compile_sum(model, kernel)).lower(*arguments).compile()
     except Exception:  # whatever is missing, the other steps do the same
         return None
     return kernel
@@ -189,15 +189,15 @@ def compile_sum(model: Mlp, kernel: kernels.MlpKernel) -> Any:
         return jax.tree.map(lambda leaf: leaf[0], total)
 
     @sum_rows.def_vmap
-    def sum_rows_of_runs(size: int, batched: Any, *given: Any) -> tuple[Params, Any]:
+    def sum_rows_of_runs(size: int, batched: Any, *arguments: Any) -> tuple[Params, Any]:
         params, clip, rows, y, weight = batched
         is_shared = not any(jax.tree.leaves((rows, y)))
-        is_shared &= size * len(given[3]) * model.hidden < MOST_NUMBERS
+        is_shared &= size * len(arguments[3]) * model.hidden < MOST_NUMBERS
         if is_shared and all(jax.tree.leaves((params, clip, weight))):
-            total = sum_runs(*given)
+            total = sum_runs(*arguments)
         else:
             axes = jax.tree.map(lambda has_runs: 0 if has_runs else None, tuple(batched))
-            total = jax.vmap(model.sum_plainly, in_axes=axes)(*given)
+            total = jax.vmap(model.sum_plainly, in_axes=axes)(*arguments)
         return total, jax.tree.map(lambda leaf: True, total)
 
     return sum_rows

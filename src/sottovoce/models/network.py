@@ -199,8 +199,8 @@ class OpenNetwork:
                 chunks.append(np.asarray(self.run(padded), np.float32)[: len(chunk)])
             except (Exception, KeyboardInterrupt):
                 raise
-            except BaseException as left:  # an exit that a sample causes would tell of it
-                raise RuntimeError(f"the network ends the process: {left!r}") from None
+            except BaseException as exit_error:  # an exit that a sample causes would tell of it
+                raise RuntimeError(f"the network ends the process: {exit_error!r}") from None
         return np.concatenate(chunks).reshape(len(samples), -1)
 
     def run_or_fail(self, samples: Floats) -> Floats:
@@ -228,8 +228,8 @@ def open_network(source: str) -> OpenNetwork:
     path = Path(where if kind == "onnx" else where.rpartition(":")[0])
     if source not in PRESETS and not path.is_file():
         raise InputError.of("model.features", source, "a file that exists", "check its name")
-    seen = None if source in PRESETS else path.stat()
-    return _open_network(source, seen and seen.st_mtime_ns, seen and seen.st_size)
+    status = None if source in PRESETS else path.stat()
+    return _open_network(source, status and status.st_mtime_ns, status and status.st_size)
 
 
 @lru_cache(maxsize=2)
@@ -260,21 +260,21 @@ def _open_onnx(path: Path) -> OpenNetwork:
     try:
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has many
-        said = " ".join(str(error).split())[:120]
-        raise InputError.of("model.features", f"onnx:{path}", "an ONNX file", said) from None
-    taken, given = session.get_inputs(), session.get_outputs()
-    if len(taken) != 1 or len(given) != 1:
-        found = f"{len(taken)} inputs and {len(given)} outputs"
-        raise InputError.of("model.features", found, "one of each", "export another ONNX file")
-    name, wanted, kind = taken[0].name, taken[0].shape, taken[0].type
+        message = " ".join(str(error).split())[:120]
+        raise InputError.of("model.features", f"onnx:{path}", "an ONNX file", message) from None
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    if len(inputs) != 1 or len(outputs) != 1:
+        counts = f"{len(inputs)} inputs and {len(outputs)} outputs"
+        raise InputError.of("model.features", counts, "one of each", "export another ONNX file")
+    name, wanted, kind = inputs[0].name, inputs[0].shape, inputs[0].type
     kind = kind.removeprefix("tensor(").removesuffix(")")
-    fixed = wanted[0] if wanted and isinstance(wanted[0], int) else BATCH
+    batch = wanted[0] if wanted and isinstance(wanted[0], int) else BATCH
 
     def run(samples: Floats) -> NDArray[Any]:
-        laid = arrange_axes(samples, [size if isinstance(size, int) else None for size in wanted])
-        return np.asarray(session.run(None, {name: laid.astype(_KIND.get(kind, kind))})[0])
+        rows = arrange_axes(samples, [size if isinstance(size, int) else None for size in wanted])
+        return np.asarray(session.run(None, {name: rows.astype(_KIND.get(kind, kind))})[0])
 
-    return OpenNetwork(hashlib.sha256(content).hexdigest(), run, fixed)
+    return OpenNetwork(hashlib.sha256(content).hexdigest(), run, batch)
 
 
 def arrange_axes(samples: NDArray[Any], wanted: list[int | None]) -> NDArray[Any]:
@@ -287,11 +287,11 @@ def arrange_axes(samples: NDArray[Any], wanted: list[int | None]) -> NDArray[Any
         choices = [np.moveaxis(pictures, -1, 1), pictures] if pictures.ndim == 4 else []
     else:
         choices = [samples]
-    for laid in choices:
-        if laid.ndim == len(wanted) and all(
-            size in (None, have) for size, have in zip(wanted[1:], laid.shape[1:], strict=True)
+    for rows in choices:
+        if rows.ndim == len(wanted) and all(
+            size in (None, side) for size, side in zip(wanted[1:], rows.shape[1:], strict=True)
         ):
-            return laid
+            return rows
     sizes = " × ".join(str(size or "any") for size in wanted[1:])
     remedy = "export it with a resize inside, or for flat rows"
     raise InputError.of("model.features", f"a network for {sizes}", f"one for {shape}", remedy)
@@ -310,50 +310,50 @@ def _open_module(module: Any, code: bytes) -> OpenNetwork:
     module = module.to(device)
 
     def run(samples: Floats) -> NDArray[Any]:
-        laid = np.moveaxis(samples, -1, 1) if samples.ndim == 4 else samples
+        rows = np.moveaxis(samples, -1, 1) if samples.ndim == 4 else samples
         # A GPU would otherwise choose its algorithms by speed, and round to 10 bits.
         exact = torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
         with torch.no_grad(), exact:
-            found = module(torch.from_numpy(np.ascontiguousarray(laid)).to(device))
-            return np.asarray(found.float().cpu().numpy())
+            outputs = module(torch.from_numpy(np.ascontiguousarray(rows)).to(device))
+            return np.asarray(outputs.float().cpu().numpy())
 
     return OpenNetwork(digest.hexdigest(), run)
 
 
 def _run_in_company(
-    network: OpenNetwork, drawn: Floats, factor: float, at: list[int]
+    network: OpenNetwork, drawn: Floats, factor: float, places: list[int]
 ) -> NDArray[Any]:
     """Return the outputs of one sample at several places of a batch of `factor` times `drawn`."""
     with np.errstate(invalid="ignore"):
         batch = drawn * np.float32(factor)
-    batch[at] = drawn[0]
-    return network.run_padded(batch)[at]
+    batch[places] = drawn[0]
+    return network.run_padded(batch)[places]
 
 
 @lru_cache(maxsize=8)
 def _try_network(network: OpenNetwork, source: str, shape: tuple[int, ...]) -> int:
     """Return how many features a sample has; refuse a network that mixes samples or is random."""
     drawn = np.random.default_rng(0).random((network.batch, *shape), dtype=np.float32)
-    at = sorted({0, network.batch // 2, network.batch - 1})  # where one sample lies in a batch
+    places = sorted({0, network.batch // 2, network.batch - 1})  # where one sample lies in a batch
     try:
-        first, again = (_run_in_company(network, drawn, 1.0, at) for _ in range(2))
+        first, repeated = (_run_in_company(network, drawn, 1.0, places) for _ in range(2))
     except InputError:
         raise
     except Exception as error:  # the network's own code may raise anything
-        said = " ".join(str(error).split())[:120]
+        message = " ".join(str(error).split())[:120]
         bound = f"a network for samples of shape {shape}"
-        raise InputError.of("model.features", source, bound, said) from None
+        raise InputError.of("model.features", source, bound, message) from None
     if not np.isfinite(first).all():
         remedy = "random numbers give NaN or infinities"
         raise InputError.of("model.features", source, "a network with finite outputs", remedy)
-    if not np.array_equal(first, again):
+    if not np.array_equal(first, repeated):
         remedy = "call eval(), or leave dropout out"
         raise InputError.of("model.features", source, "the same for the same sample", remedy)
     apart = np.linalg.norm(first - first[0], axis=1)
     mixes = bool(np.any(apart > _CLOSE * (np.linalg.norm(first[0]) + 1e-6)))
     for factor in _COMPANIES:
         with contextlib.suppress(Exception):  # a table of words has no place for such numbers
-            mixes |= not np.array_equal(first, _run_in_company(network, drawn, factor, at))
+            mixes |= not np.array_equal(first, _run_in_company(network, drawn, factor, places))
     if mixes:
         raise InputError.of(
             "model.features",

@@ -149,12 +149,12 @@ class Statistics(NamedCode):
         else:
             label = signed = np.clip(np.asarray(y, np.float64)[:, None], -1, 1)
         in_bin = (bins[:, :, None] == np.arange(self.bins)) * (1 - flags[:, :, None])
-        both = np.concatenate([u, signed], axis=1)
+        correlated = np.concatenate([u, signed], axis=1)
         first, second = np.triu_indices(self.correlated)
-        products = self.weight * both[:, first] * both[:, second]
+        products = self.weight * correlated[:, first] * correlated[:, second]
         categories = np.clip(x[:, self._find("c")], 0, 1)
-        found = [u, missing, categories, label, in_bin.reshape(len(x), -1), products]
-        return np.concatenate(found, axis=1) * (-self.norm / self.divisor)
+        parts = [u, missing, categories, label, in_bin.reshape(len(x), -1), products]
+        return np.concatenate(parts, axis=1) * (-self.norm / self.divisor)
 
     def gradients(self, params: Arrays, x: NDArray[Any], y: NDArray[Any]) -> Arrays:
         return {PARAMETER: self.gradient_block(params, np.asarray(x, np.float64), y)}

@@ -61,11 +61,11 @@ _FUNCTIONS = {
 }
 # The layers of a chain besides linear ones: the outputs, and the derivative as a function of them.
 _ACTIVATIONS: dict[Any, tuple[Callable[[Floats], Any], Callable[[Floats], Any]]] = {
-    nn.ReLU: (lambda given: np.maximum(given, 0), lambda found: found > 0),
-    nn.Tanh: (np.tanh, lambda found: 1 - found**2),
+    nn.ReLU: (lambda x: np.maximum(x, 0), lambda y: y > 0),
+    nn.Tanh: (np.tanh, lambda y: 1 - y**2),
     nn.Sigmoid: (
-        lambda given: 1 / (1 + np.exp(np.clip(-given, -170, 170))),  # e^±709 takes longer
-        lambda found: found * (1 - found),
+        lambda x: 1 / (1 + np.exp(np.clip(-x, -170, 170))),  # e^±709 takes longer
+        lambda y: y * (1 - y),
     ),
 }
 _KINDS = {
@@ -286,16 +286,16 @@ class TorchModel(Model):
         In one batch a row's last bits may depend on the others, and its NaN may reach them.
         """
         self.survey(x.shape[1], y.dtype)  # it refuses a module that does not fit
-        found, _ = self._differentiate_alone((), params, x, y)
-        pieces = zip(self._trained.items(), found, strict=True)
+        factors, _ = self._differentiate_alone((), params, x, y)
+        pieces = zip(self._trained.items(), factors, strict=True)
         return {name: right.reshape(-1, *leaf.shape) for (name, leaf), (_, right) in pieces}
 
     @property
     def keeps_factors(self) -> bool:  # type: ignore[override]
         """Whether `factor_gradients` writes no matrix out, for rows that were seen before."""
-        found = [{call.weight for call in layout.vector_calls} for layout in self._layouts.values()]
+        used = [{call.weight for call in layout.vector_calls} for layout in self._layouts.values()]
         matrices = {name for name, leaf in self._trained.items() if leaf.ndim > 1}
-        return bool(found) and all(matrices <= names for names in found)
+        return bool(used) and all(matrices <= names for names in used)
 
     def factor_gradients(
         self, params: Arrays, x: Floats, y: Any
@@ -483,9 +483,9 @@ class TorchModel(Model):
         except InputError:
             raise
         except Exception as error:  # its code may raise anything
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            message = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
             raise InputError(
-                f"the torch module does not fit rows of {width} numbers ({said}); correct its "
+                f"the torch module does not fit rows of {width} numbers ({message}); correct its "
                 "forward or loss, or give TorchModel the shape of a sample"
             ) from None
         for name, leaf in zip(trained, gradients, strict=True):
@@ -611,8 +611,8 @@ class TorchModel(Model):
             error, given = pairs[0]
             if len(pairs) > 1:  # a weight that is used several times
                 error, given = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))
-            few = 2 * error.shape[1] ** 2 <= error.shape[2] * given.shape[-1]
-            is_product = few or not given.is_floating_point() or error.shape[1] == 1
+            is_short = 2 * error.shape[1] ** 2 <= error.shape[2] * given.shape[-1]
+            is_product = is_short or not given.is_floating_point() or error.shape[1] == 1
             gradients[name] = (error, given) if is_product else error.mT @ given
         return gradients
 
@@ -690,7 +690,7 @@ def _trace_chain(module: nn.Module) -> Chain:
         called = node.target
         if node.op == "call_module":
             layer = wrapped.get_submodule(str(called))
-            hooks = [held for key, held in vars(layer).items() if key.endswith("_hooks")]
+            hooks = [hook for key, hook in vars(layer).items() if key.endswith("_hooks")]
             if any(hooks) or "forward" in vars(layer):
                 return ()
             called, leaves = type(layer), [*leaves, *layer.parameters()]

@@ -1,4 +1,4 @@
-"""What a client is promised: the budget, and the guarantee that names what it means."""
+"""A client's budget (ε, δ), and the guarantee that says what it promises."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def list_always_not_covered(unit: Unit) -> tuple[str, ...]:
 
 def describe_undisclosed(codes: Iterable[str]) -> str:
     """Return the paragraph for a run in which no client discloses its budget."""
-    every = tuple(dict.fromkeys([*ALWAYS_NOT_COVERED, *codes]))
-    if "same-person-elsewhere" in every:  # persons are protected, each with all its rows
-        every = tuple(code for code in every if code != "same-person-twice")
-    uncovered = "; ".join(NOT_COVERED.get(code, code) for code in every)
-    return f"{UNDISCLOSED} {describe_evaluation(every)} Not covered: {uncovered}."
+    all_codes = tuple(dict.fromkeys([*ALWAYS_NOT_COVERED, *codes]))
+    if "same-person-elsewhere" in all_codes:  # persons are protected, each with all its rows
+        all_codes = tuple(code for code in all_codes if code != "same-person-twice")
+    uncovered = "; ".join(NOT_COVERED.get(code, code) for code in all_codes)
+    return f"{UNDISCLOSED} {describe_evaluation(all_codes)} Not covered: {uncovered}."
 
 
 def evaluation_code(unit: Unit, *, declared_public: bool) -> str:
@@ -116,12 +116,12 @@ client tells what it knows'
     pairs = [format_budget(e, delta, digits=4) for e in epsilon]
     who = ["1 other client tells what it knows" if c == 1 else f"{c} others do" for c in colluding]
     others = "".join(f", or {pair} if {w}" for w, pair in [*zip(who, pairs, strict=True)][1:])
-    what = "all data" if unit == "client" else f"one {unit}"
+    noun = "all data" if unit == "client" else f"one {unit}"
     verb, condition = "is", ""
     if noise == "simulated":
         verb, condition = "would be", ", with noise drawn securely"
     return (
-        f"Against whoever sees the models of all rounds of this run but no single upload, {what} "
+        f"Against whoever sees the models of all rounds of this run but no single upload, {noun} "
         f"of any client (replace-one) {verb} protected by (ε, δ) = {pairs[0]}{others}{condition}. "
         "This holds as long as the server keeps the uploads to itself, the other clients add their "
         "noise, and who takes part does not depend on the data; the rounding of uploads to float32 "
@@ -142,9 +142,9 @@ one of them to be published outright; choose one well below that'
     """
     if delta * units < 1:
         return None
-    of = f"{units:,} clients" if unit == "client" else f"a client of {units:,} {unit}s"
+    group = f"{units:,} clients" if unit == "client" else f"a client of {units:,} {unit}s"
     return (
-        f"delta = {delta:g} should be below 1 / {units:,} = {1 / units:.3g} for {of}, it would "
+        f"delta = {delta:g} should be below 1 / {units:,} = {1 / units:.3g} for {group}, it would "
         "allow one of them to be published outright; choose one well below that"
     )
 
@@ -267,19 +267,19 @@ class Guarantee:
     def text(self) -> str:
         """The guarantee as one paragraph."""
         kind = "training " if {*TRAINING_ONLY} & {*self.not_covered} else ""
-        about, which = {
+        subject, any_one = {
             "record": (f"one record of its {kind}data", ", whichever it is,"),
             "person": (f"one person in its {kind}data (all rows together)", ", whoever it is,"),
             "client": (f"its whole {kind}dataset", ""),
         }[self.unit]
-        how = {
+        method = {
             "exact": "The noise is calibrated exactly (Gaussian differential privacy)",
             "zcdp": "The noise is calibrated by zero-concentrated differential privacy",
             "paper": "The noise is the paper's (Theorem 1), and the figures are what it really "
             "guarantees",
         }[self.calibration]
         if self.others:
-            how += f"; other clients have vaults that calibrate by {' and '.join(self.others)}"
+            method += f"; other clients have vaults that calibrate by {' and '.join(self.others)}"
         uncovered = "; ".join(NOT_COVERED[code] for code in self.not_covered)
         epsilon, delta = format_claim(self.budget.epsilon), format_claim(self.budget.delta, 3)
         loosest = ""
@@ -290,7 +290,7 @@ class Guarantee:
             )
         verb, changes = ("would be", "would change") if self.conditions else ("are", "changes")
         conditions = f", {', and '.join(self.conditions)}" if self.conditions else ""
-        against, sees = "", "sees every upload of every round, knows who sent it"
+        against, view = "", "sees every upload of every round, knows who sent it"
         if self.epsilon_alone is not None:
             with_whom = f" together with up to {self.corrupt} of the other clients"
             against = (
@@ -298,15 +298,15 @@ class Guarantee:
                 "follow the protocol; and whatever anyone does, "
                 f"({format_claim(self.epsilon_alone)}, {delta})-differentially private"
             )
-            sees = "learns the sum of each round's uploads, knows who took part"
+            view = "learns the sum of each round's uploads, knows who took part"
         return (
             f"{self._whose} {verb} ({epsilon}, {delta})-differentially private for "
-            f"{about}{against}{conditions}. {loosest}"
-            f"That is: with {about}{which} being replaced by any other, the probability of "
+            f"{subject}{against}{conditions}. {loosest}"
+            f"That is: with {subject}{any_one} being replaced by any other, the probability of "
             f"anything that the content of all messages can show {changes} by at most a factor "
             f"e^{epsilon}, up to an additional {delta} (adjacency: replace-one). "
-            f"The adversary is the server, which {sees}, and may choose the models it sends. "
-            f"{how}. {describe_evaluation(self.not_covered)} Not covered: {uncovered}."
+            f"The adversary is the server, which {view}, and may choose the models it sends. "
+            f"{method}. {describe_evaluation(self.not_covered)} Not covered: {uncovered}."
         )
 
     @property
@@ -320,11 +320,11 @@ class Guarantee:
     @property
     def _whose(self) -> str:
         """The subject of the first sentence: which uploads of which clients are covered."""
-        here = " under this ledger" if "other-ledgers" in self.not_covered else ""
-        here = " in this run" if {*self.not_covered} & {*THIS_RUN_ONLY} else here
+        scope = " under this ledger" if "other-ledgers" in self.not_covered else ""
+        scope = " in this run" if {*self.not_covered} & {*THIS_RUN_ONLY} else scope
         if "undisclosed-budgets" in self.not_covered:
-            return f"The uploads{here} of each client that discloses its budget"
-        return f"{'This' if self.one_client else 'Each'} client's uploads{here}"
+            return f"The uploads{scope} of each client that discloses its budget"
+        return f"{'This' if self.one_client else 'Each'} client's uploads{scope}"
 
     def to_json(self) -> GuaranteeEntry:
         """Return the guarantee as plain data, as in run records and `calibrate --json`."""

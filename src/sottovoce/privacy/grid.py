@@ -151,13 +151,13 @@ def clipped_sum(
     >>> (clipped_sum([rows], clip=1.0, parameters=2) * grid_unit(1.0)).round(6).tolist()
     [0.6, 0.3]
     """
-    total, some = np.zeros(parameters, dtype=np.int64), np.empty(parameters, dtype=np.int64)
+    total, part = np.zeros(parameters, dtype=np.int64), np.empty(parameters, dtype=np.int64)
     first = 0  # of the block's rows among all rows
     for block in map(Products.of, blocks):
         for start in range(0, len(block), _ROWS):
             rows = block.take_rows(start, start + _ROWS)
             weight = 1.0 if weights is None else weights[first + start :][: len(rows)]
-            total += _quantised_sum(rows, clip, weight, some)
+            total += _quantised_sum(rows, clip, weight, part)
         first += len(block)
     return total
 

@@ -109,15 +109,15 @@ def build_envelope(sigma: int, reach: int = REACH, margin: float = MARGIN) -> En
 
     whole = sure >> FINE_BITS
     slots = np.zeros(SLOTS, dtype=np.int64)
-    taken = int(whole.sum())
-    slots[:taken] = np.repeat(starts, whole)
+    sure_slots = int(whole.sum())
+    slots[:sure_slots] = np.repeat(starts, whole)
     floors = whole << FINE_BITS
     rests = np.concatenate([[0], tops - floors, [per_tail * tail_height] * 2])
     return Envelope(
         sigma=sigma,
         width_bits=width_bits,
         scale=scale,
-        sure=taken,
+        sure=sure_slots,
         slots=slots,
         starts=starts,
         floors=floors,
@@ -181,15 +181,15 @@ def is_below(
     >>> is_below(0, 1, 1, 1, 2, random_bits=lambda k: 2**k - 1)  # U = 0.111…
     False
     """
-    uniform = known = 0
+    uniform = bits = 0
     while True:
         uniform = uniform << _STEP | random_bits(_STEP)
-        known += _STEP
-        low, high = exp_enclosure(numerator, denominator, known)
-        left = (start << known) + width * uniform
-        if left + width <= factor * low:
+        bits += _STEP
+        low, high = exp_enclosure(numerator, denominator, bits)
+        lower = (start << bits) + width * uniform
+        if lower + width <= factor * low:
             return True
-        if left >= factor * high:
+        if lower >= factor * high:
             return False
 
 
@@ -215,10 +215,10 @@ def draw(count: int, sigma: int) -> Integers:
         piece = noise[start : start + _CHUNK]
         refused = _propose(piece, staircase, source)
         while refused.size:
-            again = np.empty(refused.size, dtype=np.int64)
-            still = _propose(again, staircase, source)
-            piece[refused] = again
-            refused = refused[still]
+            redrawn = np.empty(refused.size, dtype=np.int64)
+            refused_again = _propose(redrawn, staircase, source)
+            piece[refused] = redrawn
+            refused = refused[refused_again]
     return noise
 
 

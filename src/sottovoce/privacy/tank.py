@@ -201,9 +201,9 @@ class Tank:
         if (units < 0).any():
             raise InputError.of("units", int(units.min()), "≥ 0", "a debit is never taken back")
         if (over := units > self.left).any():
-            too_many, left = int(units[over].flat[0]), int(self.left[over].flat[0])
+            too_many, units_left = int(units[over].flat[0]), int(self.left[over].flat[0])
             raise TankEmpty(
-                f"a release of {too_many} units was asked for with {left} left; "
+                f"a release of {too_many} units was asked for with {units_left} left; "
                 "nothing was booked, ask for an offer first"
             )
         return self.with_books(spent=self.spent + units, debits=self.debits + (units > 0))

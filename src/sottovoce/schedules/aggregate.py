@@ -58,10 +58,10 @@ def limit_noise(weight: Floats, sigma: Floats, limited: NDArray[np.bool_]) -> Fl
     [0.467, 0.467, 0.067]
     """
     reach = np.where(weight > 0, weight * sigma, 0.0)
-    known = np.sort(reach[weight > 0])
-    if not len(known):
+    sorted_reach = np.sort(reach[weight > 0])
+    if not len(sorted_reach):
         return weight
-    most = TIMES_MEDIAN * known[(len(known) - 1) // 2]
+    most = TIMES_MEDIAN * sorted_reach[(len(sorted_reach) - 1) // 2]
     cut = np.where(limited & (reach > most), weight * most / np.maximum(reach, most), weight)
     return np.asarray(cut / cut.sum())
 
@@ -191,16 +191,16 @@ def _trim_uploads(
 ) -> NDArray[np.float64]:
     """Return the trimmed mean of one array of the model over the uploads."""
     flat = [leaf.reshape(-1) for leaf in leaves]
-    out = np.empty(flat[0].size)
-    for at in range(0, out.size, BLOCK):
-        values = np.stack([leaf[at : at + BLOCK] for leaf in flat]).astype(np.float64)
+    mean = np.empty(flat[0].size)
+    for start in range(0, mean.size, BLOCK):
+        values = np.stack([leaf[start : start + BLOCK] for leaf in flat]).astype(np.float64)
         order = np.argsort(values, axis=0, kind="stable")
         share = weights[order]
-        top = np.cumsum(share, axis=0)
-        kept = np.clip(top, trim, 1 - trim) - np.clip(top - share, trim, 1 - trim)
-        sums = np.sum(kept * np.take_along_axis(values, order, axis=0), axis=0)
-        out[at : at + BLOCK] = sums / np.sum(kept, axis=0)
-    return out.reshape(leaves[0].shape)
+        reached = np.cumsum(share, axis=0)
+        weight_kept = np.clip(reached, trim, 1 - trim) - np.clip(reached - share, trim, 1 - trim)
+        sums = np.sum(weight_kept * np.take_along_axis(values, order, axis=0), axis=0)
+        mean[start : start + BLOCK] = sums / np.sum(weight_kept, axis=0)
+    return mean.reshape(leaves[0].shape)
 
 
 def _bound_updates(

@@ -41,7 +41,7 @@ from sottovoce.schedules.base import Progress, Round, require_rounds
 
 @dataclass(frozen=True)
 class _Rounds:
-    """Rounds up to a horizon, which no loss changes unless a schedule says so."""
+    """The base of the schedules below: `rounds` rounds, a horizon that no loss changes."""
 
     rounds: int
 
@@ -118,8 +118,8 @@ class DiscountedRounds(_Rounds):
 
     def start(self, loss: float | None) -> Progress:
         """Start with T = T₀; a discount is allowed as soon as there are 2w losses."""
-        known = () if loss is None else (loss,)
-        return Progress(0, self.rounds, recent=known, last_discount=-self.window)
+        losses = () if loss is None else (loss,)
+        return Progress(0, self.rounds, recent=losses, last_discount=-self.window)
 
     def advance(self, progress: Progress, loss: float) -> Progress:
         """Apply the rule after round t = `progress.done` (after the last round too)."""
@@ -129,8 +129,8 @@ class DiscountedRounds(_Rounds):
         if self._keeps_horizon(t, recent, progress.last_discount):
             return progress
         # β is taken from its decimal text, because 0.7·90 is 62.99… in binary and loses a round.
-        kept = math.floor(Fraction(str(self.beta)) * (progress.horizon - t))
-        return replace(progress, horizon=kept + t, last_discount=t)
+        rounds_left = math.floor(Fraction(str(self.beta)) * (progress.horizon - t))
+        return replace(progress, horizon=rounds_left + t, last_discount=t)
 
     def _keeps_horizon(self, t: int, recent: tuple[float, ...], last_discount: int) -> bool:
         w = self.window
@@ -167,13 +167,13 @@ class DecayingNoise(_Rounds):
     @property
     def affordable(self) -> int:
         """The number of rounds for which a client can pay that takes part in all of them."""
-        left = FULL
+        units_left = FULL
         for t in range(self.rounds):
             scale = 1 - self.slope * t
             if scale < 1e-6:
                 return t
-            left -= int(scaled_units(FULL, self.rounds, scale))
-            if left < 0:
+            units_left -= int(scaled_units(FULL, self.rounds, scale))
+            if units_left < 0:
                 return t
         return self.rounds
 
@@ -216,10 +216,10 @@ class ForecastRounds(_Rounds):
     @property
     def lengths(self) -> tuple[int, ...]:
         """T = T₀, T₀/√2, T₀/2, … down to 12, ascending."""
-        least, found = min(FEWEST, self.rounds), {self.rounds}
+        shortest, lengths = min(FEWEST, self.rounds), {self.rounds}
         for k in range(1, 2 * self.rounds.bit_length()):
-            found.add(max(least, round(self.rounds / 2 ** (k / 2))))
-        return tuple(sorted(found))
+            lengths.add(max(shortest, round(self.rounds / 2 ** (k / 2))))
+        return tuple(sorted(lengths))
 
     def list_near(self, path: float) -> list[Candidate]:
         """Return the candidates with a path r·T from half of this one to its double, T ≥ T₀/8.
@@ -228,8 +228,8 @@ class ForecastRounds(_Rounds):
         [(12, 1.0), (12, 2.0), (14, 1.0), (14, 2.0), (20, 0.5), (20, 1.0), (20, 2.0), (28, 0.5), \
 (28, 1.0), (40, 0.25), (40, 0.5), (40, 1.0)]
         """
-        enough = [T for T in self.lengths if self.rounds <= 8.1 * T]  # T was rounded
-        return [(T, r) for T in enough for r in STEPS if 0.48 * path <= r * T <= 2.1 * path]
+        lengths = [T for T in self.lengths if self.rounds <= 8.1 * T]  # T was rounded
+        return [(T, r) for T in lengths for r in STEPS if 0.48 * path <= r * T <= 2.1 * path]
 
     def choose(
         self,
@@ -268,23 +268,23 @@ SCHEDULES: dict[str, type[_Rounds]] = {
 
 
 def _halve(
-    left: list[Candidate],
+    candidates: list[Candidate],
     measure: Callable[[Candidate, int], float],
     most: int,
     spread: Callable[..., Iterable[float]],
 ) -> Candidate:
-    """Return the best by the mean of `most` forecasts; the worse half leaves at 1, 2, 4, … ."""
-    totals, done, wanted = dict.fromkeys(left, 0.0), 0, 1
-    while len(left) > 1:
-        whose, which = zip(*itertools.product(left, range(done, wanted)), strict=True)
-        for candidate, value in zip(whose, spread(measure, whose, which), strict=True):
+    """Return the best by the mean of `most` forecasts; drop the worse half after 1, 2, 4, … ."""
+    totals, measured, wanted = dict.fromkeys(candidates, 0.0), 0, 1
+    while len(candidates) > 1:
+        targets, indices = zip(*itertools.product(candidates, range(measured, wanted)), strict=True)
+        for candidate, value in zip(targets, spread(measure, targets, indices), strict=True):
             totals[candidate] += value if math.isfinite(value) else math.inf
-        left.sort(key=lambda candidate: round(totals[candidate], 12))
+        candidates.sort(key=lambda candidate: round(totals[candidate], 12))
         if wanted >= most:
             break
-        left = left[: -(-len(left) // 2)]
-        done, wanted = wanted, min(2 * wanted, most)
-    return left[0]
+        candidates = candidates[: -(-len(candidates) // 2)]
+        measured, wanted = wanted, min(2 * wanted, most)
+    return candidates[0]
 
 
 @dataclass(frozen=True)
@@ -366,20 +366,20 @@ class Bound:
         U, K = len(worth), per_round
         if not 1 <= K <= U:
             raise InputError.of("per_round", K, f"from 1 to {U}", "it is K of U clients")
-        L, rest = loss.smoothness, loss.progress
-        spread = loss.learning_rate**2 * L * loss.divergence / (2 * rest)
+        L, progress = loss.smoothness, loss.progress
+        drift = loss.learning_rate**2 * L * loss.divergence / (2 * progress)
         return cls(
             progress=loss.progress,
             gap=loss.gap,
-            noise=float(L * dimension / (2 * U**2 * rest) * np.sum(sensitivity**2 / worth)),
-            sampling=spread * (U - K) / (K * (U - 1)) if U > 1 else 0.0,
+            noise=float(L * dimension / (2 * U**2 * progress) * np.sum(sensitivity**2 / worth)),
+            sampling=drift * (U - K) / (K * (U - 1)) if U > 1 else 0.0,
         )
 
     def __call__(self, rounds: ArrayLike) -> np.ndarray:
         """Return h(T), for one T or many."""
         T = np.asarray(rounds, dtype=np.float64)
-        left = np.exp(self._log_a * T)
-        return np.asarray(left * self.gap + (1 - left) * (self.noise * T + self.sampling))
+        decay = np.exp(self._log_a * T)
+        return np.asarray(decay * self.gap + (1 - decay) * (self.noise * T + self.sampling))
 
     @property
     def _log_a(self) -> float:
@@ -393,8 +393,8 @@ class Bound:
         low, high = 1, 10**9
         while low < high:  # the sign of h(T+1) − h(T) changes once, from falling to rising
             T = (low + high) // 2
-            left, rest, B = math.exp(self._log_a * T), self.progress, self.noise
+            decay, progress, B = math.exp(self._log_a * T), self.progress, self.noise
             # The common terms of h(T+1) − h(T) are taken out, so that nothing cancels.
-            falls = left * rest * (self.gap - self.sampling - B * T)
-            low, high = (low, T) if B * (1 - left * (1 - rest)) >= falls else (T + 1, high)
+            falls = decay * progress * (self.gap - self.sampling - B * T)
+            low, high = (low, T) if B * (1 - decay * (1 - progress)) >= falls else (T + 1, high)
         return low

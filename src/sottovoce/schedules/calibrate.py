@@ -159,13 +159,13 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
     _check_count("colluding", ask.colluding, ask.clients - 1, "they are others", least=0)
 
     q = ask.per_round / ask.clients
-    absent = calibrations.charges_absent(ask.calibration)
+    pays_absent = calibrations.charges_absent(ask.calibration)
     capacity = calibrations.capacity(
         budget.epsilon, budget.delta, calibration=ask.calibration, sampling=q
     )
     delta_s = float(recipe.sensitivity(ask.samples))
     turns = plan_turns("balanced", rounds=ask.rounds, clients=ask.clients, per_round=ask.per_round)
-    charged = ask.rounds if absent else turns
+    charged = ask.rounds if pays_absent else turns
     sigma = float(Tank.full(capacity).offer(delta_s, charged).require().sigma)
     mu_release = delta_s / sigma
     mu = math.sqrt(turns) * mu_release
@@ -183,11 +183,11 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
         parameters=ask.parameters,
         step=ask.learning_rate * ask.clip,
     )
-    holds = max(paper_epsilon, 1e-6) if absent else budget.epsilon
+    true_epsilon = max(paper_epsilon, 1e-6) if pays_absent else budget.epsilon
     # K equal clients: the others' noise counts as its own does, but for that of c colluding ones.
     colluding = sorted({0, min(1, ask.clients - 1), ask.colluding})
-    seen = [turns * mu_release**2 / max(ask.per_round - c, 1) for c in colluding]
-    models = [min(float(calibrations.bound_epsilon(budget.delta, s)), holds) for s in seen]
+    mu2 = [turns * mu_release**2 / max(ask.per_round - c, 1) for c in colluding]
+    epsilons = [min(float(calibrations.bound_epsilon(budget.delta, s)), true_epsilon) for s in mu2]
     return Calibrated(
         request=ask,
         sensitivity=delta_s,
@@ -196,19 +196,19 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
         mu=mu,
         mu_release=mu_release,
         guarantee=Guarantee(
-            Budget(holds, budget.delta),
+            Budget(true_epsilon, budget.delta),
             unit=ask.unit,
             calibration=ask.calibration,
             not_covered=(
                 *list_always_not_covered(ask.unit),
-                *(("paper-calibration",) if absent else ()),
+                *(("paper-calibration",) if pays_absent else ()),
                 *(("loose-delta",) if budget.delta * ask.units >= 1 else ()),
             ),
         ),
         model_view={
             "colluding": colluding,
-            "epsilon": models,
-            "text": describe_model_view(colluding, models, budget.delta, ask.unit, "secure"),
+            "epsilon": epsilons,
+            "text": describe_model_view(colluding, epsilons, budget.delta, ask.unit, "secure"),
         },
         paper_sigma=by_paper,
         paper_true_epsilon=paper_epsilon,
@@ -233,8 +233,8 @@ def list_noise(answer: Calibrated) -> list[tuple[str, str, str]]:
     ask = answer.request
     ratio = answer.sensitivity / answer.paper_sigma
     mu_paper = math.sqrt(answer.participations) * ratio
-    true = float(gaussian.delta(ask.epsilon, answer.mu))
-    absent = calibrations.charges_absent(ask.calibration)
+    true_delta = float(gaussian.delta(ask.epsilon, answer.mu))
+    pays_absent = calibrations.charges_absent(ask.calibration)
     return [
         ("", f"{ask.calibration} (yours)", "Theorem 1 of the paper"),
         ("noise σ of one upload", f"{answer.sigma:.6g}", f"{answer.paper_sigma:.6g}"),
@@ -248,7 +248,7 @@ def list_noise(answer: Calibrated) -> list[tuple[str, str, str]]:
         ),
         (
             f"δ that holds at ε = {format_claim(ask.epsilon)}",
-            format_claim(min(ask.delta, true) if not absent else true, 3),
+            format_claim(min(ask.delta, true_delta) if not pays_absent else true_delta, 3),
             format_claim(answer.paper_true_delta, 3),
         ),
         (
@@ -271,14 +271,14 @@ def format_table(answer: Calibrated) -> str:
     asked for     (ε, δ) = (8, 1e-05) for one record, exact calibration
     """
     ask = answer.request
-    who = "all" if ask.per_round == ask.clients else f"{ask.per_round}"
-    what = {"record": "one record", "person": "one person", "client": "a client's whole dataset"}
+    cohort = "all" if ask.per_round == ask.clients else f"{ask.per_round}"
+    nouns = {"record": "one record", "person": "one person", "client": "a client's whole dataset"}
     formula = "2ηC" if ask.unit == "client" else "2ηC/n"
-    short = answer.paper_true_epsilon > ask.epsilon
+    is_too_little = answer.paper_true_epsilon > ask.epsilon
     lines = [
         f"asked for     (ε, δ) = ({format_claim(ask.epsilon)}, {format_claim(ask.delta, 3)}) "
-        f"for {what[ask.unit]}, {ask.calibration} calibration",
-        f"federation    {ask.clients} clients, {who} in each of {ask.rounds} rounds: "
+        f"for {nouns[ask.unit]}, {ask.calibration} calibration",
+        f"federation    {ask.clients} clients, {cohort} in each of {ask.rounds} rounds: "
         f"{answer.participations} uploads a client (T fixed, cohorts balanced)",
         f"one upload    Δ = {formula} = {answer.sensitivity:.6g} "
         f"(n = {ask.samples}, C = {ask.clip:g}, η = {ask.learning_rate:g})",
@@ -292,7 +292,7 @@ def format_table(answer: Calibrated) -> str:
                 f"{format_claim(answer.paper_true_epsilon, 3)}.",
                 "",
             ]
-            if short
+            if is_too_little
             else []
         ),
         str(answer.guarantee),
@@ -327,9 +327,9 @@ def format_expected(answer: Calibrated) -> str:
         f"{'data':<16}{'rows per client':>16}{'clients':>9}" + "".join(f"{h:>10}" for h in heads),
     ]
     for name, rows, clients in dict.fromkeys(place[:3] for place in cells):
-        shown = [f"{cells[name, rows, clients, e]['accuracy']:>10.1%}" for e in columns]
+        accuracies = [f"{cells[name, rows, clients, e]['accuracy']:>10.1%}" for e in columns]
         data = f"{name} ({measured['majority'][name]:.0%})"
-        lines.append(f"{data:<16}{rows:>16,}{clients:>9,}" + "".join(shown))
+        lines.append(f"{data:<16}{rows:>16,}{clients:>9,}" + "".join(accuracies))
     private = [cell for cell in measured["cells"] if cell["epsilon"] != NO_NOISE]
     private.sort(key=lambda cell: abs(math.log(cell["noise"] / answer.noise)))
     shares = []

@@ -161,9 +161,9 @@ class Finish:
     @property
     def memory_names(self) -> tuple[str, ...]:
         """The names of what is kept besides the newest model."""
-        kept: dict[str, Any] = {"velocity": self.momentum, "average": self.average}
-        kept |= {"best": self.best or None, OPTIMIZER: self.transformation}
-        return tuple(name for name, setting in kept.items() if setting is not None)
+        settings: dict[str, Any] = {"velocity": self.momentum, "average": self.average}
+        settings |= {"best": self.best or None, OPTIMIZER: self.transformation}
+        return tuple(name for name, setting in settings.items() if setting is not None)
 
     def begin(self, first: Leaves) -> Memory:
         """Return the memory before the first round."""
@@ -230,24 +230,26 @@ class Finish:
         >>> Finish(average=TailAverage(0.5)).describe(Marks(3))
         'the model is the mean of the last 3 iterates'
         """
-        said = []
+        texts = []
         if self.transformation is not None:
-            said.append(f"steps are taken by {self.transformation.name}")
+            texts.append(f"steps are taken by {self.transformation.name}")
         if marks.step != 1:
-            said.append(f"steps are {marks.step:g} times as long, as was forecast")
+            texts.append(f"steps are {marks.step:g} times as long, as was forecast")
         if self.momentum is not None:
-            said.append(f"steps carry on with momentum {self.momentum:g}")
+            texts.append(f"steps carry on with momentum {self.momentum:g}")
         if self.decay is not None:
-            said.append(f"steps get shorter ({self.decay.kind})")
+            texts.append(f"steps get shorter ({self.decay.kind})")
         if isinstance(self.average, ExponentialAverage):
-            said.append(f"the model is a running average of the iterates ({self.average.keep:g})")
+            texts.append(f"the model is a running average of the iterates ({self.average.keep:g})")
         if isinstance(self.average, TailAverage):
-            some = f"the mean of the last {marks.averaged} iterates"
-            said.append(f"the model is {some if marks.averaged else 'the newest iterate'}")
+            mean = f"the mean of the last {marks.averaged} iterates"
+            texts.append(f"the model is {mean if marks.averaged else 'the newest iterate'}")
         if self.best:
             when = "none was better than the first" if marks.chosen is None else marks.chosen
-            said.append(f"of all rounds the best one on the validation rows is handed out ({when})")
-        return "; ".join(said) or None
+            texts.append(
+                f"of all rounds the best one on the validation rows is handed out ({when})"
+            )
+        return "; ".join(texts) or None
 
 
 def take_step(
