@@ -11,8 +11,8 @@ A model is a frozen value that holds sizes, never parameters. It is hashable, so
 argument of compiled code; its parameters are a tree of arrays with stable names, saved as npz. Rows
 come flattened: x is (n, features).
 
-No file of this package but `clipping` imports JAX, which takes a second, when it is imported: a
-device that trains svm, softmax or mlp never loads it. The lazy modules below load it on first use.
+JAX takes a second to import. Only `clipping` and `kernels` import it at once: a device that trains
+svm, softmax, mlp or least-squares never loads it. The lazy modules below load it on first use.
 """
 
 from __future__ import annotations

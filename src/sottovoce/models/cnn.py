@@ -220,13 +220,9 @@ def _numbers_per_row(model: Cnn) -> int:
 
 def arrange_tiles(model: Cnn, params: Params) -> Tiled:
     """Return the band, and the dense weights in the order of the tiles."""
-    (a, b), kernel, (channels, height, width) = (
-        choose_tile(model),
-        params["kernel"],
-        model.map_shape,
-    )
+    (a, b), (channels, height, width) = choose_tile(model), model.map_shape
     shifts = [
-        jnp.pad(kernel, [(r, a - 1 - r), (s, b - 1 - s), (0, 0), (0, 0)])
+        jnp.pad(params["kernel"], [(r, a - 1 - r), (s, b - 1 - s), (0, 0), (0, 0)])
         for r in range(a)
         for s in range(b)
     ]
@@ -243,13 +239,9 @@ def arrange_tiles(model: Cnn, params: Params) -> Tiled:
 
 def restore_map_order(model: Cnn, values: Array) -> Array:
     """Return values (…, tiles, numbers) in the order of the map, (…, places)."""
-    (a, b), (channels, height, width), first = (
-        choose_tile(model),
-        model.map_shape,
-        values.shape[:-2],
-    )
-    values = values.reshape(math.prod(first), height // a, width // b, a, b, channels)
-    return values.transpose(0, 5, 1, 3, 2, 4).reshape(*first, -1)
+    (a, b), (channels, height, width) = choose_tile(model), model.map_shape
+    tiles = values.reshape(-1, height // a, width // b, a, b, channels)
+    return tiles.transpose(0, 5, 1, 3, 2, 4).reshape(*values.shape[:-2], -1)
 
 
 def cut_windows(model: Cnn, x: Array) -> Array:
@@ -484,11 +476,8 @@ def _restore_line_order(model: Cnn, w: Array) -> Array:
 
 def _transform_windows(model: Cnn, x: Array) -> Array:
     """Return B d of what each tile looks at, (points, n, tiles, window)."""
-    (down, right), (high, wide, colours), (_, _, b) = (
-        _count_tiles(model),
-        model.shape,
-        find_filters(),
-    )
+    (down, right), (high, wide, colours) = _count_tiles(model), model.shape
+    _, _, b = find_filters()
     sides = [(0, 0), (PADDING, PADDING), (PADDING * colours, PADDING * colours)]
     padded = jnp.pad(x.reshape(-1, high, wide * colours), sides)
     # Tiles are as high and wide as the padding: a window is a tile of the picture and the next one.

@@ -296,10 +296,8 @@ class MlpKernel:
         size = max(16, CLIPPED_NUMBERS // units)
         blocks = -(-n // size)
         programs = max(1, min(blocks, CLIPPED_PROGRAMS // runs))
-        most, least = (
-            float(_find_limits(jnp.bfloat16).max),
-            float(_find_limits("float32").tiny) ** 0.5,
-        )
+        most = float(_find_limits(jnp.bfloat16).max)
+        least = float(_find_limits("float32").tiny) ** 0.5
 
         def compute(*refs: Any) -> None:
             before_ref, b1_ref, b2_ref, w2_ref, clip_ref, squared_ref, y_ref, weight_ref = refs[:8]

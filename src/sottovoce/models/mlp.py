@@ -128,11 +128,8 @@ def compile_row_sum() -> Any:
         rows = x.shape[0]
         if jax.default_backend() == "cpu" or rows % PARTS or rows < 1024 * PARTS:
             return multiply(x.T, error)
-        parts = (
-            x.reshape(PARTS, -1, x.shape[1]),
-            error.astype(x.dtype).reshape(PARTS, rows // PARTS, -1),
-        )
-        sums = jnp.einsum("pnf,pnh->pfh", *parts, preferred_element_type=error.dtype)
+        parts, errors = (a.reshape(PARTS, rows // PARTS, -1) for a in (x, error.astype(x.dtype)))
+        sums = jnp.einsum("pnf,pnh->pfh", parts, errors, preferred_element_type=error.dtype)
         return jnp.sum(sums, axis=0)
 
     @sum_rows.def_vmap

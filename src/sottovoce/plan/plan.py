@@ -216,13 +216,10 @@ class Plan(Section):
     def _check_model(self) -> None:
         data, classes, name = self.data, self.data.classes, self.model.name
         source = f"data.name = {data.name}" if data.path is None else "data.path"
-        most, why_not = self.model.most_classes, None
-        # Without a data section arrays may still be given from Python.
-        is_given = "data" in self.model_fields_set
-        if is_given and most is not None and classes is not None and classes > most:
-            subject = data.name or f"the label {data.label}"
-            why_not = f"the {name} tells {most} classes apart and {subject} has {classes}"
-        elif self.model.takes_pictures and not data.pictures:
+        why_not = None
+        if "data" in self.model_fields_set:  # else arrays may still be given from Python
+            why_not = self.model.explain_excess(classes, data.name or f"the label {data.label}")
+        if why_not is None and self.model.takes_pictures and not data.pictures:
             why_not = f"the {name} is for pictures and {data.name or 'this'} is a table"
         if why_not is not None:
             fitting = self.model.list_fitting(classes, data.pictures)

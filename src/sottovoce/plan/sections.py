@@ -114,10 +114,12 @@ class Model(Section):
         """Whether the named model is for pictures alone."""
         return self.name != CUSTOM and find_model(self.name).takes_pictures
 
-    @property
-    def most_classes(self) -> int | None:
-        """How many classes the named model tells apart; None: any number."""
-        return None if self.name == CUSTOM else find_model(self.name).most_classes
+    def explain_excess(self, classes: int | None, subject: str) -> str | None:
+        """Return why the model cannot tell so many classes apart; None where it can."""
+        most = None if self.name == CUSTOM else find_model(self.name).most_classes
+        if most is None or classes is None or classes <= most:
+            return None
+        return f"the {self.name} tells {most} classes apart and {subject} has {classes}"
 
     @staticmethod
     def list_fitting(classes: int | None, are_pictures: bool) -> str:

@@ -39,8 +39,7 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
 from sottovoce.privacy.gaussian import Floats
-
-Integers = NDArray[np.int64]
+from sottovoce.privacy.grid import LARGEST_NOISE, Integers
 
 SLOT_BITS = 16
 FINE_BITS = 46  # bits of a height within a slot: 62 bits in all, so that sums fit into int64
@@ -193,7 +192,6 @@ def is_below(
             return False
 
 
-LARGEST_SIGMA = 2**52
 _CHUNK = 2**16  # values drawn at a time: 8 MB besides the result, however long it is
 _ZEROS = memoryview(bytes(8 * _CHUNK))
 
@@ -208,7 +206,7 @@ def draw(count: int, sigma: int) -> Integers:
     True
     """
     count = _check_whole_number("count", count, 0, 2**48, "it is the number of values")
-    sigma = _check_whole_number("sigma", sigma, 1, LARGEST_SIGMA, "count it in grid units")
+    sigma = _check_whole_number("sigma", sigma, 1, LARGEST_NOISE, "count it in grid units")
     source, staircase = _Stream(), build_envelope(sigma)
     noise = np.empty(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):

@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -44,14 +44,10 @@ class _Rounds:
     """The base of the schedules below: `rounds` rounds, a horizon that no loss changes."""
 
     rounds: int
+    steady: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_rounds(self.rounds)
-
-    @property
-    def steady(self) -> bool:
-        """Whether no loss changes the horizon."""
-        return True
 
     def start(self, loss: float | None) -> Progress:
         """Start with T = T₀."""
@@ -100,6 +96,7 @@ class DiscountedRounds(_Rounds):
     beta: float = 0.8
     zeta: float = 0.0
     window: int = 3
+    steady = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,11 +107,6 @@ class DiscountedRounds(_Rounds):
         if not isinstance(self.window, int) or isinstance(self.window, bool) or self.window < 1:
             remedy = "1 is the paper's rule, 3 the default"
             raise InputError.of("window", self.window, "a whole number ≥ 1", remedy)
-
-    @property
-    def steady(self) -> bool:
-        """Whether no loss changes the horizon: always false."""
-        return False
 
     def start(self, loss: float | None) -> Progress:
         """Start with T = T₀; a discount is allowed as soon as there are 2w losses."""

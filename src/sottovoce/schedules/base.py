@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from sottovoce.errors import InputError
 
@@ -81,6 +81,7 @@ class CheckedSchedule:
     """
 
     given: Any
+    steady: ClassVar[bool] = False  # it is not known of a user's schedule
 
     def __post_init__(self) -> None:
         missing = [name for name in ("round", "advance") if not hasattr(self.given, name)]
@@ -93,11 +94,6 @@ class CheckedSchedule:
     def rounds(self) -> int:
         """T₀."""
         return int(self.given.rounds)
-
-    @property
-    def steady(self) -> bool:
-        """Whether no loss changes the horizon: not known of a user's schedule, so false."""
-        return False
 
     def start(self, loss: float | None) -> Progress:
         """Start as the user's schedule does, or with T = T₀ and the first loss."""

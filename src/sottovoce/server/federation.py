@@ -84,18 +84,10 @@ class Parts:
         if self.schedule is not None and type(self.schedule) not in SCHEDULES.values():
             object.__setattr__(self, "schedule", CheckedSchedule(self.schedule))
         if self.partition is not None and not callable(self.partition):
-            remedy = "it returns the client of each row"
-            raise InputError.of(
-                "partition", self.partition, "a function of (labels, clients, rng)", remedy
-            )
-        are_functions = isinstance(self.metrics, Mapping) and all(
-            map(callable, self.metrics.values())
-        )
-        if (
-            not are_functions
-            or {*self.metrics} & {*metrics.TITLES}
-            or not all(map(str, self.metrics))
-        ):
+            bound, remedy = "a function of (labels, clients, rng)", "it returns each row's client"
+            raise InputError.of("partition", self.partition, bound, remedy)
+        fit = isinstance(self.metrics, Mapping) and all(map(callable, self.metrics.values()))
+        if not fit or {*self.metrics} & {*metrics.TITLES} or not all(map(str, self.metrics)):
             bound = "functions of (labels, scores) by names that are not those of a plan's metrics"
             raise InputError.of("metrics", self.metrics, bound, "give {name: function}")
 
@@ -709,15 +701,10 @@ def add_client_count(plan: Plan, held: Holdings) -> Plan:
     clients, classes = len(held.samples), held.classes
     if plan.data.path is None:
         return plan
-    if (most := plan.model.most_classes) is not None and classes > most:
-        name = plan.model.name
-        bound = (
-            f"{plan.model.list_fitting(classes, are_pictures=plan.data.pictures)} with data.path"
-        )
-        remedy = (
-            f"the {name} tells {most} classes apart and the label {plan.data.label} has {classes}"
-        )
-        raise InputError.of("model.name", name, bound, remedy)
+    why_not = plan.model.explain_excess(classes, f"the label {plan.data.label}")
+    if why_not is not None:
+        fitting = plan.model.list_fitting(classes, are_pictures=plan.data.pictures)
+        raise InputError.of("model.name", plan.model.name, f"{fitting} with data.path", why_not)
     if plan.data.clients not in (None, clients):
         bound = f"{clients}, the clients of column {plan.data.client}"
         remedy = "leave it out, it follows from the table"
