@@ -560,7 +560,7 @@ def predict(
     ] = False,
     threshold: Annotated[
         float | None,
-        Option(help="Of two classes say the rarer where its probability is at least this."),
+        Option(help="Of two classes, answer the rarer one if its probability is at least this."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -568,9 +568,9 @@ def predict(
 
     Samples must be scaled as in training (digits: pixels / 16, images: pixels / 255). A table is
     encoded as the training table was: it needs the same columns, and the label may be absent.
-    Probabilities are calibrated on the run's validation rows where these were enough. That moves
-    classes against each other: the prediction, which the run's accuracy counts, is the model's own
-    answer with and without --proba, and another class may be more probable.
+    Probabilities are calibrated on the run's validation rows if there were enough of them. The
+    prediction stays the model's own answer, which the run's accuracy counts: another class may be
+    more probable.
 
     \b
     Examples:
@@ -689,7 +689,7 @@ def reproduce(
         bool, Option("--claims", help="Only print the table of claims of --out.")
     ] = False,
     only: Annotated[
-        list[str] | None, Option("--only", help="Of horizon: these panels, repeatable.")
+        list[str] | None, Option("--only", help="Only these panels of horizon; may be repeated.")
     ] = None,
     on: On = None,
     quiet: Quiet = False,

@@ -809,8 +809,8 @@ class IsolatedModel:
     def factor_blocks(self, params: Arrays, x: Floats, y: Any) -> Iterator[Floats | Products]:
         """Yield the gradients of some samples, as factors where code of ours has found them.
 
-        In which form a sample comes depends on this sample alone: both forms are not rounded alike,
-        and so no sample may decide for another.
+        The form of a sample depends on this sample alone: the two forms are rounded differently, so
+        that one sample could otherwise change the bits of another.
         """
         if not hasattr(self.own_model, "factor_gradients"):
             yield self.gradient_block(params, x, y)

@@ -126,7 +126,7 @@ sottovoce.custom or TorchModel, or name a model in the plan
 def require_fitting(model: Model, features: int, classes: int, is_number: bool) -> None:
     """Refuse a model of one's own whose scores do not fit, or depend on more than their own row.
 
-    Rows and parameters are made up: zeros, which many models begin with, would hide it.
+    Rows and parameters are drawn: zeros, with which many models begin, would hide it.
     """
     if isinstance(model, Custom):
         _require_shapes(model, features, is_number)

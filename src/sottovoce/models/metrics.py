@@ -317,7 +317,7 @@ def _thin(points: Floats, along: Floats) -> list[list[float]]:
 
 
 def measure_reliability(labels: NDArray[Any], probabilities: Floats) -> Floats:
-    """Return mean probability, share that is so and rows of ten bins of equal counts.
+    """Return mean probability, share of true answers and rows of ten bins of equal counts.
 
     The probability is that of the rarer of two classes; of more, of the class that is most likely.
     """
@@ -374,9 +374,9 @@ def choose_calibration_rows(labels: NDArray[Any], classes: int) -> slice:
 def fit_calibration(labels: NDArray[Any], scores: Floats) -> Calibration | None:
     """Return temperature and biases that make public rows most likely; None with too few of them.
 
-    Every class needs ten rows. With two classes this is Platt scaling (2000). As in his targets, no
-    row counts wholly as its class: of n rows each is 1/(n + 2) of the others, so that classes that
-    are told apart without an error do not lead to certainty. It is concave in 1/T and b.
+    Every class needs ten rows. With two classes this is Platt scaling (2000). As in his targets,
+    each of n rows counts as its class by (n + 1)/(n + 2) and as the others by the rest, so that a
+    perfect separation does not give certainty. The likelihood is concave in 1/T and b.
     """
     rows, classes = scores.shape
     counts = np.bincount(labels, minlength=classes)

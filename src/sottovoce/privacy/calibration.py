@@ -78,8 +78,8 @@ def vault_capacity(
 ) -> Floats:
     """Return the capacity of (ε, δ) for discrete Gaussian noise on the release grid, in μ².
 
-    exact: a c with c ≤ μ(ε − x, δ·(1 − x − 1e-9))², x = (2³⁰ + 400)·c/2⁶⁵. Putting the larger c of
-    the continuous Gaussian into x makes the right-hand side such a c, on the private side.
+    exact: a c with c ≤ μ(ε − x, δ·(1 − x − 1e-9))², x = (2³⁰ + 400)·c/2⁶⁵. The right-hand side is
+    such a c if x has the capacity of the continuous Gaussian, which is larger.
     zcdp: unchanged, since the discrete Gaussian has the same ρ (Canonne, Kamath & Steinke 2020).
     docs/proofs.md has the proof; it requires Δ ≥ 2³¹ grid units in every release.
 
@@ -109,7 +109,7 @@ a vault keeps promises, and the paper's formula does not always
 def add_smallest(values: ArrayLike, count: int) -> Floats:
     """Return each value plus the `count` smallest of the others, over the last axis.
 
-    The noise that a client may count on when the worst others are left out, in variances.
+    Of variances: the least noise that a client and `count` honest others add together.
 
     >>> add_smallest([1.0, 2.0, 4.0], 1).tolist()
     [3.0, 3.0, 5.0]
