@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from signal import SIGINT
+from signal import signal as set_handler
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -422,13 +423,13 @@ class Interrupts:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             _ENTERED.append(self)
-            self._before = signal.signal(signal.SIGINT, self._note)
+            self._before = set_handler(SIGINT, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self in _ENTERED:
             _ENTERED.remove(self)
-            signal.signal(signal.SIGINT, self._before)
+            set_handler(SIGINT, self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.noted += 1
