@@ -300,9 +300,13 @@ class JaxModel(Model):
         """Return the loss of every row, and whether it is predicted right."""
         return self.loss(prepared, x, y), self.predict(prepared, x) == y
 
+    def sample_loss(self, params: Params, row: Array, label: Array) -> Array:
+        """Return the loss of one sample."""
+        return self.loss(params, row[None], label[None])[0]
+
     def sample_gradient(self, prepared: Any, row: Array, label: Array) -> Params:
         """Return the gradient of one sample."""
-        return jax.grad(lambda params: self.loss(params, row[None], label[None])[0])(prepared)
+        return jax.grad(self.sample_loss)(prepared, row, label)
 
     # The protocol, by compiled code.
 

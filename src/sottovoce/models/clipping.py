@@ -154,7 +154,7 @@ def gradient_norms(model: JaxModel, params: Params, x: Array, y: Array) -> Array
     """Return ‖g_m‖ of every row over all parameters together, unclipped, in bounded memory."""
 
     def norm(row: tuple[Array, Array]) -> Array:
-        gradient = jax.grad(lambda w: model.loss(w, row[0][None], row[1][None])[0])(params)
+        gradient = jax.grad(model.sample_loss)(params, *row)
         return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
 
     rows = min(_rows_per_written_chunk(params), x.shape[0])
@@ -359,14 +359,10 @@ def _measure_products(inputs: Array, errors: Array) -> tuple[tuple[Array, Array]
 
 def find_dense_layers(model: JaxModel, params: Params, x: Array, y: Array) -> DenseLayers:
     """Trace the loss of one row, and find the parameters that are used once, in a product."""
-
-    def loss(params: Params, row: Array, label: Array) -> Array:
-        return model.loss(params, row[None], label[None])[0]
-
     leaves, tree = jax.tree.flatten(params)
     struct: Any = jax.ShapeDtypeStruct
     row, label = (struct(array.shape[1:], array.dtype) for array in (x, y))
-    traced = jax.make_jaxpr(loss)(params, row, label)
+    traced = jax.make_jaxpr(model.sample_loss)(params, row, label)
     products: dict[int, list[DenseLayer]] = {}
     others: set[int] = set()
 
@@ -474,9 +470,7 @@ def compute_gradients_alone(model: JaxModel, params: Params, x: Array, y: Array)
 @partial(jax.jit, static_argnums=0)
 def compute_losses_alone(model: JaxModel, params: Params, x: Array, y: Array) -> Array:
     """Return the loss of every row, each computed alone."""
-    losses: Array = jax.lax.map(
-        lambda row: model.loss(params, row[0][None], row[1][None])[0], (x, y)
-    )
+    losses: Array = jax.lax.map(lambda row: model.sample_loss(params, *row), (x, y))
     return losses
 
 
@@ -598,7 +592,7 @@ def find_shortfall(metric: str, y: Array, predicted: Array, scores: Array) -> Ar
 def compute_losses(model: JaxModel, params: Params, x: Array, y: Array) -> Array:
     """Return F(D_m, w) of every row, in chunks of fixed size."""
     losses: Array = jax.lax.map(
-        lambda row: model.loss(params, row[0][None], row[1][None])[0],
+        lambda row: model.sample_loss(params, *row),
         (x.astype(precision(params)), y),
         batch_size=min(x.shape[0], 1024),
     )

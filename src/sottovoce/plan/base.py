@@ -403,9 +403,7 @@ class Section(BaseModel):
     __delattr__ = __setattr__
 
     def __dir__(self) -> list[str]:  # for Tab: keys and verbs of a plan, none of pydantic's
-        return [
-            name for name in super().__dir__() if name[0] == "_" or not hasattr(BaseModel, name)
-        ]
+        return [key for key in super().__dir__() if key[0] == "_" or not hasattr(BaseModel, key)]
 
     @classmethod
     def conditions(cls) -> Iterator[tuple[str, When]]:
