@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -228,3 +229,101 @@ def test_a_server_says_when_a_certificate_or_a_run_is_not_well(machine, monkeypa
     assert code == 1
     assert "server renew" in error
     assert not json.loads(said)["healthy"]
+
+
+def read_tree(folder):
+    """Every file and folder below this one, with mode, owner and content."""
+    return {
+        path: (path.stat().st_mode, path.stat().st_uid, path.is_file() and path.read_bytes())
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("other", [(), ("--folder", "other/keys"), ("--units", "other/units")])
+def test_a_second_client_is_refused_before_anything_is_written(client, other):
+    """It would take over the first one's units, certificate and keys."""
+    before = read_tree(client.top)
+    places = ["--folder", "keys", "--units", "units", "--data", "other/rows", "--state", "other/s"]
+    second = ["ward-5", "--server", "b.example.org:8000", "--ca", "ca.crt", "--user", "ward-5"]
+    code, _, error = call("node", "init", *second, *places, *other)
+    assert (code, "a machine has one client" in error) == (2, True)
+    assert "\n" not in error
+    assert read_tree(client.top) == before
+
+
+def test_a_server_takes_over_no_folder_that_has_files(machine):
+    """What lay in it, another's keys perhaps, would belong to the services' user."""
+    (machine.top / "etc" / "authority").mkdir(parents=True)
+    certificates.make_authority(machine.top / "etc" / "authority")
+    before = read_tree(machine.top)
+    at = {key: machine.top / key for key in ("state", "runs", "units")}
+    places = deploy.ServerPlaces(folder=machine.top / "etc", authority=machine.top / "ca", **at)
+    with pytest.raises(SottovoceError, match="folder must be new or empty"):
+        deploy.init_server(["server.example.org"], places, b"correct horse")
+    assert read_tree(machine.top) == before
+
+
+@pytest.fixture
+def root(monkeypatch):
+    """Root, with accounts of its own; every change of an owner is noted, with what it was of."""
+    accounts, given = {"backup": 34}, []
+
+    def find(name):
+        return SimpleNamespace(pw_uid=accounts[name], pw_gid=accounts[name] + 1)
+
+    def give(file, uid, gid, **_):
+        if isinstance(file, int):
+            file = Path(f"/proc/self/fd/{file}").readlink()
+        given.append((file, file.stat(), (uid, gid)))
+
+    def add(words, **_):
+        accounts[words[-1]] = 4242
+
+    monkeypatch.setattr(deploy.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(deploy.os, "fchown", give)
+    monkeypatch.setattr(deploy.os, "chown", give)
+    monkeypatch.setattr(deploy.pwd, "getpwnam", find)
+    monkeypatch.setattr(deploy.subprocess, "run", add)
+    monkeypatch.setattr(deploy.Path, "chmod", lambda path, mode: modes.append(path))
+    modes = []
+    return SimpleNamespace(accounts=accounts, given=given, modes=modes)
+
+
+def test_keys_have_mode_and_owner_before_they_have_content(machine, root):
+    at = {key: machine.top / key for key in ("folder", "data", "state", "units")}
+    node = deploy.NodePlaces("ward-3", "server.example.org:8000", machine.top / "ca.crt", **at)
+    terms = deploy.NodeTerms(machine.top / "some.npz", 8.0, 1e-5, classes=3)
+    deploy.init_node(node, terms)
+    server = deploy.ServerPlaces(
+        machine.top / "server", *(machine.top / key for key in ("s", "runs", "units", "authority"))
+    )
+    deploy.init_server(["server.example.org"], server, b"correct horse")
+    files = {path: (found, owner) for path, found, owner in root.given if path.is_file()}
+    names = {path.name for path in files}
+    assert names >= {"ward-3", "ward-3.secret", "server.key", "link.key", "worker.secret"}
+    assert names >= {"rows.npz", "node.toml", "config.toml", "nginx.conf"}
+    for path, (found, owner) in files.items():
+        assert (found.st_size, stat.S_IMODE(found.st_mode), owner) == (0, 0o600, (4242, 4243)), path
+        assert path.stat().st_size > 0
+    assert not names & {path.name for path in root.modes}
+    assert "ca.key" not in names  # it stays root's
+
+
+@pytest.mark.parametrize("user", [None, "ward-3"])
+def test_a_key_is_given_to_no_account_that_others_use(machine, root, user):
+    at = {key: machine.top / key for key in ("folder", "data", "state", "units")}
+    node = deploy.NodePlaces("backup", "a.example:1", machine.top / "ca.crt", user=user, **at)
+    if user is None:
+        before = read_tree(machine.top)
+        with pytest.raises(SottovoceError, match="backup is a user of this machine already"):
+            deploy.init_node(node)
+        assert read_tree(machine.top) == before
+    else:
+        deploy.init_node(node)
+        assert {owner for _, _, owner in root.given} == {(4242, 4243)}
+
+
+def test_a_name_that_no_account_can_have_says_which_option_to_give(machine):
+    code, _, error = call("node", "init", "3.ward", *machine.typed[1:], "--folder", "keys")
+    assert (code, "--user" in error) == (2, True)
+    assert call("node", "init", "3.ward", *machine.typed[1:], *machine.places)[0] == 0

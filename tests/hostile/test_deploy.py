@@ -75,6 +75,22 @@ def test_every_file_belongs_to_the_one_who_needs_it(deployment):
     assert "witness" not in ward.run("find", "/srv/admin").stdout
 
 
+def test_a_second_client_gets_nothing_of_the_first(deployment):
+    """Neither its key, which a change of owner would give away, nor its units and certificate."""
+    ward, keys = deployment.wards["ward-3"], "/etc/sottovoce/node"
+    look = ("find", keys, "/etc/systemd/system/", "-name", "*", "-printf", "%p %u %m %T@ %s\n")
+    before = ward.run(*look).stdout
+    words = ("node", "init", "ward-9", "--server", DOOR, "--ca", f"{keys}/ca.crt")
+    done = ward.run("sottovoce", *words, check=False)
+    assert (done.returncode, "a machine has one client" in done.stderr) == (2, True)
+    assert ward.run(*look).stdout == before
+    assert ward.run("id", "ward-9", check=False).returncode != 0
+    words = (*words[:2], "daemon", *words[3:], "--folder", "/srv/x", "--units", "/srv/y")
+    done = ward.run("sottovoce", *words, check=False)
+    assert (done.returncode, "--user" in done.stderr) == (2, True)
+    assert ward.run("test", "-e", "/srv/x", check=False).returncode != 0
+
+
 @pytest.mark.parametrize("unit", ["superlink", "server", "proxy", "worker", "node"])
 def test_units_are_hardened(deployment, unit):
     if shutil.which("systemd-analyze") is None:

@@ -687,7 +687,7 @@ MUTANTS = [
     _bug("a run led outside its folder", "flower.server_worker", "tests/flower/test_server_worker.py::test_a_run_is_led_inside_its_folder_and_by_known_keys",
          ("if not Path(value).resolve().is_relative_to(runs.resolve()):", "if not value.startswith(str(runs)):")),
     _bug("an authority's key in the clear", "flower.certificates", "tests/flower/test_server_worker.py::test_the_authoritys_key_is_encrypted",
-         ('_write_new(folder / "ca.key", _encode_key(key, passphrase))', '_write_new(folder / "ca.key", _encode_key(key))')),
+         ('write_new(folder / "ca.key", _encode_key(key, passphrase))', 'write_new(folder / "ca.key", _encode_key(key))')),
     _bug("a reply read before its size is looked at", "flower.server_worker", "tests/flower/test_server_worker.py::test_a_reply_is_refused_before_it_is_read",
          ('if int(response.headers.get("content-length", limit + 1)) > limit:', "if len(response.read()) > limit:")),
     # What the number of rounds is forecast from.

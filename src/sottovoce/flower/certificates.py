@@ -3,13 +3,12 @@
 Flower wants three things on disk: a PEM authority that clients trust, a PEM certificate and key of
 the SuperLink whose names include the address clients dial, and for every SuperNode an OpenSSH
 ECDSA key pair. All keys are on P-384. Every file is made new (an existing one is never
-overwritten) and is readable by its owner alone. `sottovoce server init` and `sottovoce node init`
-make those of a federation between machines; a renewal keeps every key.
+overwritten) and is readable by its owner alone, whom root names. `sottovoce server init` and
+`sottovoce node init` make those of a federation between machines; a renewal keeps every key.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import secrets
@@ -33,6 +32,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sottovoce.errors import InputError
 
+Owner = tuple[int, int]  # the numbers of a user and of a group
 LOOPBACK = ("localhost", "127.0.0.1")
 YEAR = 365
 # Clocks differ, and jump: a certificate is valid from some time before it was made, else a clock
@@ -83,8 +83,8 @@ def make_authority(
         .sign(key, hashes.SHA384())
     )
     return Authority(
-        certificate=_write_new(folder / "ca.crt", certificate.public_bytes(Encoding.PEM)),
-        key=_write_new(folder / "ca.key", _encode_key(key, passphrase)),
+        certificate=write_new(folder / "ca.crt", certificate.public_bytes(Encoding.PEM)),
+        key=write_new(folder / "ca.key", _encode_key(key, passphrase)),
         passphrase=passphrase,
     )
 
@@ -95,14 +95,15 @@ def make_server_keys(
     *,
     names: Sequence[str] = (),
     stem: str = "server",
+    owner: Owner | None = None,
 ) -> ServerKeys:
     """Make `server.crt` and `server.key` for localhost, 127.0.0.1 and the `names` given."""
     key = ec.generate_private_key(ec.SECP384R1())
     certificate = _sign(signed_by, key.public_key(), names)
     return ServerKeys(
         authority=signed_by.certificate,
-        certificate=_write_new(folder / f"{stem}.crt", certificate),
-        key=_write_new(folder / f"{stem}.key", _encode_key(key)),
+        certificate=write_new(folder / f"{stem}.crt", certificate, owner),
+        key=write_new(folder / f"{stem}.key", _encode_key(key), owner),
     )
 
 
@@ -117,10 +118,8 @@ def renew_certificate(
     signed = _sign(signed_by or find_authority(folder), key.public_key(), names)
     draft = folder / f"{stem}.crt.part"
     draft.unlink(missing_ok=True)
-    _write_new(draft, signed)
-    owner = keys.certificate.stat()
-    with contextlib.suppress(PermissionError):  # root renews for the server's account
-        os.chown(draft, owner.st_uid, owner.st_gid)
+    former = keys.certificate.stat()  # root renews for the server's account
+    write_new(draft, signed, (former.st_uid, former.st_gid) if os.geteuid() == 0 else None)
     draft.replace(keys.certificate)
     return keys
 
@@ -196,7 +195,7 @@ def _read_file(path: Path) -> bytes:
         raise InputError(f"{path} does not exist; name the folder that it was made in") from None
 
 
-def make_node_key(folder: Path, name: str) -> NodeKey:
+def make_node_key(folder: Path, name: str, owner: Owner | None = None) -> NodeKey:
     """Make `NAME` and `NAME.pub`, as `ssh-keygen -t ecdsa -b 384` would."""
     if not name or Path(name).name != name:
         raise InputError.of("name", name, "a file name", "leave folders out of it")
@@ -204,14 +203,14 @@ def make_node_key(folder: Path, name: str) -> NodeKey:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return NodeKey(
-        private=_write_new(folder / name, private),
-        public=_write_new(folder / f"{name}.pub", public + f" {name}\n".encode()),
+        private=write_new(folder / name, private, owner),
+        public=write_new(folder / f"{name}.pub", public + f" {name}\n".encode(), owner),
     )
 
 
-def make_worker_secret(folder: Path, name: str) -> Path:
+def make_worker_secret(folder: Path, name: str, owner: Owner | None = None) -> Path:
     """Make `NAME.secret`, by which a SuperNode and its worker recognise each other."""
-    return _write_new(folder / f"{name}.secret", secrets.token_hex(32).encode())
+    return write_new(folder / f"{name}.secret", secrets.token_hex(32).encode(), owner)
 
 
 def _start_certificate(
@@ -262,8 +261,8 @@ def _encode_key(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how)
 
 
-def _write_new(path: Path, content: bytes) -> Path:
-    """Make a file that only its owner can read; the mode is set when it is made, not afterwards."""
+def write_new(path: Path, content: bytes, owner: Owner | None = None) -> Path:
+    """Make a file that only its owner can read: its mode and owner are set while it is empty."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -271,5 +270,7 @@ def _write_new(path: Path, content: bytes) -> Path:
             f"{path} exists already and keys are never overwritten; choose another folder"
         ) from None
     with os.fdopen(handle, "wb") as file:
+        if owner is not None:
+            os.fchown(handle, *owner)
         file.write(content)
     return path

@@ -2,7 +2,7 @@
 
 `init_server` and `init_node` make keys, configuration and systemd units of one machine, give every
 file to the one user that needs it, and return what is left for a person to do. Nothing is
-overwritten but a configuration or unit that was written here before. The templates lie beside this
+overwritten but a server's units, which follow its newest folder. The templates lie beside this
 file. `read_node_status` and `read_server_status` look at this machine's files and services alone.
 """
 
@@ -53,6 +53,7 @@ MOST_PARAMETERS = 2**28
 FEWEST_DAYS = 14  # that a certificate must still be valid
 PATIENCE = 20.0  # seconds that a status waits for a worker which has the vault
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,24}")
+NODE_UNITS = ("worker", "node")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
 
 
@@ -200,22 +201,11 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
     """Make a server's keys, proxy configuration and units; return what is left to do."""
     proxy = f"{places.user}-proxy"
     keys, proxy_keys = places.folder, places.proxy_keys
-    _make_users(places.user, proxy)
-    authority = _find_or_make_authority(places.authority, passphrase)
-    proxy_state = places.state.parent / f"{places.state.name}-proxy"
-    for folder, owner, mode in (
-        (keys, places.user, 0o750),
-        (proxy_keys, proxy, 0o700),
-        (places.state, places.user, 0o700),
-        (proxy_state, proxy, 0o700),
-        (places.runs, places.user, 0o750),
-    ):
-        _make_folder(folder, owner, mode)
-    certificates.make_server_keys(proxy_keys, authority, names=names)
-    certificates.make_server_keys(keys, authority, stem="link")
-    certificates.make_worker_secret(keys, "worker")
     for folder in (keys, proxy_keys):
-        shutil.copyfile(authority.certificate, folder / "ca.crt")
+        if any(folder.glob("*")):
+            remedy = "keys are never overwritten; name another"
+            raise InputError.of("folder", str(folder), "new or empty", remedy)
+    proxy_state = places.state.parent / f"{places.state.name}-proxy"
     same = "largest state runs user port link_port link_memory server_memory proxy_keys"
     values = {
         **{key: str(value) for key, value in LIMITS.items()},
@@ -227,17 +217,34 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
         "nginx": shutil.which("nginx") or "/usr/sbin/nginx",
     }
     nginx = _fill_template("nginx.conf", {**values, "keys": str(proxy_keys)})
-    (proxy_keys / "nginx.conf").write_text(nginx)
-    home = keys / "flwr"
-    _make_folder(home, places.user, 0o750)
-    (home / "config.toml").write_text(
+    units = {name: _fill_unit(name, values) for name in ("superlink", "server", "proxy")}
+    owner, proxy_owner = _find_or_make_user(places.user), _find_or_make_user(proxy)
+    authority = _find_or_make_authority(places.authority, passphrase)
+    for folder, whose, mode in (
+        (keys, owner, 0o750),
+        (keys / "flwr", owner, 0o750),
+        (proxy_keys, proxy_owner, 0o700),
+        (places.state, owner, 0o700),
+        (proxy_state, proxy_owner, 0o700),
+        (places.runs, owner, 0o750),
+    ):
+        _make_folder(folder, whose, mode)
+    certificates.make_server_keys(proxy_keys, authority, names=names, owner=proxy_owner)
+    certificates.make_server_keys(keys, authority, stem="link", owner=owner)
+    certificates.make_worker_secret(keys, "worker", owner)
+    connection = (
         "[superlink]\ndefault = 'federation'\n\n[superlink.federation]\n"
         f"address = '127.0.0.1:{places.link_port}'\nroot-certificates = '{keys / 'ca.crt'}'\n"
     )
-    for name in ("superlink", "server", "proxy"):
-        _write_unit(places.units, name, values)
-    _give_to_user(keys, places.user, all_within=True)
-    _give_to_user(proxy_keys, proxy, all_within=True)
+    vouches = authority.certificate.read_bytes()
+    for path, content, whose in (
+        (keys / "ca.crt", vouches, owner),
+        (keys / "flwr" / "config.toml", connection.encode(), owner),
+        (proxy_keys / "ca.crt", vouches, proxy_owner),
+        (proxy_keys / "nginx.conf", nginx.encode(), proxy_owner),
+    ):
+        certificates.write_new(path, content, whose)
+    _write_units(places.units, units)
     where = f"{names[0] if names else 'SERVER'}:{places.port}"
     more = {"ca": str(authority.certificate), "ca_key": str(authority.key), "where": where}
     return _fill_template("server.txt", {**values, **more})
@@ -266,12 +273,6 @@ def init_node(places: NodePlaces, terms: NodeTerms | None = None) -> str:
         for file in (node, rows):
             if file.exists() and not file.samefile(terms.rows):
                 raise InputError(f"{file} is there already; move it, or leave the rows out")
-    _make_users(places.owner)
-    for folder, mode in ((places.folder, 0o750), (places.rows, 0o700), (places.home, 0o700)):
-        _make_folder(folder, places.owner, mode)
-    certificates.make_node_key(places.folder, places.name)
-    certificates.make_worker_secret(places.folder, places.name)
-    shutil.copyfile(places.ca, places.folder / "ca.crt")
     values = {
         "name": places.name,
         "server": places.server,
@@ -283,17 +284,23 @@ def init_node(places: NodePlaces, terms: NodeTerms | None = None) -> str:
         "bin": _find_bin(),
         "python": sys.executable,
     }
-    if terms is not None:
-        if not rows.exists():
-            shutil.copyfile(terms.rows, rows)
+    units = {name: _fill_unit(name, values) for name in NODE_UNITS}
+    text = text or _fill_template("node.toml", values)
+    _require_unused(places)
+    owner = _find_or_make_user(places.owner)
+    for folder, mode in ((places.folder, 0o750), (places.rows, 0o700), (places.home, 0o700)):
+        _make_folder(folder, owner, mode)
+    certificates.make_node_key(places.folder, places.name, owner)
+    certificates.make_worker_secret(places.folder, places.name, owner)
+    certificates.write_new(places.folder / "ca.crt", places.ca.read_bytes(), owner)
+    if terms is not None and rows.exists():
         rows.chmod(0o600)
-        _give_to_user(rows, places.owner)
+        _give_to_user(rows, owner)
+    elif terms is not None:
+        shutil.copyfile(terms.rows, certificates.write_new(rows, b"", owner))
     if not node.exists():
-        node.write_text(text or _fill_template("node.toml", values), "utf-8")
-        _give_to_user(node, places.owner)
-    for name in ("node", "worker"):
-        _write_unit(places.units, name, values)
-    _give_to_user(places.folder, places.owner, all_within=True)
+        certificates.write_new(node, text.encode(), owner)
+    _write_units(places.units, units)
     steps = _fill_template("node.txt", values).split("\n\n")
     left = [step for step in steps if terms is None or not step.startswith(" #?")]
     numbers = itertools.count(1)
@@ -353,7 +360,7 @@ def read_node_status(path: Path, folder: Path) -> Status:
         Check("node", f"{path}", None),
         Check("vault", looks, wrong),
         _check_certificate("authority", folder / "ca.crt", numbers),
-        *_check_services("worker", "node"),
+        *_check_services(*NODE_UNITS),
     )
     return Status(str(path), checks, "node", node.name, numbers)
 
@@ -416,11 +423,35 @@ def _find_or_make_authority(folder: Path, passphrase: bytes) -> certificates.Aut
     return certificates.make_authority(folder, passphrase=passphrase)
 
 
-def _write_unit(folder: Path, name: str, values: dict[str, str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def _require_unused(places: NodePlaces) -> None:
+    """Refuse a second client of a machine, and an account as whose other services may run."""
+    files = [places.units / f"sottovoce-{name}.service" for name in NODE_UNITS]
+    files = [file for file in files if file.exists()]
+    files += [places.folder] if any(places.folder.glob("*")) else []
+    if files:
+        raise InputError(
+            f"a machine has one client, and it has files of one already "
+            f"({', '.join(map(str, files))}); set a second one up on another machine or in a "
+            "container of its own, or, to replace this one, stop its services and move these away"
+        )
+    if places.user is None and _find_user(places.owner) is not None:
+        raise InputError(
+            f"{places.owner} is a user of this machine already, and what else runs as it could "
+            f"read this client's key; name another by --user, or say --user {places.owner} where "
+            "it is this client's alone"
+        )
+
+
+def _fill_unit(name: str, values: dict[str, str]) -> str:
     hardening = (HERE / "hardening").read_text("utf-8").rstrip()
     filled = {"quiet": QUIET, "bin": _find_bin(), **values, "hardening": hardening}
-    (folder / f"sottovoce-{name}.service").write_text(_fill_template(f"{name}.service", filled))
+    return _fill_template(f"{name}.service", filled)
+
+
+def _write_units(folder: Path, units: Mapping[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in units.items():
+        (folder / f"sottovoce-{name}.service").write_text(text)
 
 
 def _fill_template(name: str, values: dict[str, str]) -> str:
@@ -440,37 +471,39 @@ def _find_bin() -> str:
 
 def _require_user(name: str) -> None:
     if not USER.fullmatch(name):
-        raise InputError.of("user", name, "a name of small letters, digits, _ -", "choose another")
+        bound = "a name of small letters, digits, _ -"
+        raise InputError.of("user", name, bound, "give one by --user")
 
 
-def _make_users(*names: str) -> None:
-    """Make system users that are missing; without root nothing is made and nothing given away."""
-    if os.geteuid() != 0:
-        return
-    for name in names:
+def _find_user(name: str) -> certificates.Owner | None:
+    """Return a user of this machine; None without root, which can give nothing to anybody."""
+    try:
+        found = pwd.getpwnam(name) if os.geteuid() == 0 else None
+    except KeyError:
+        found = None
+    return found and (found.pw_uid, found.pw_gid)
+
+
+def _find_or_make_user(name: str) -> certificates.Owner | None:
+    """Return a service's user, made if it is missing; None without root."""
+    if os.geteuid() == 0 and _find_user(name) is None:
+        words = ["useradd", "--system", "--user-group", "--shell", "/usr/sbin/nologin"]
+        words += ["--home-dir", f"/var/lib/{name}", "--no-create-home", name]
         try:
-            pwd.getpwnam(name)
-        except KeyError:
-            subprocess.run(
-                ["useradd", "--system", "--user-group", "--shell", "/usr/sbin/nologin",
-                 "--home-dir", f"/var/lib/{name}", "--no-create-home", name],
-                check=True,
-            )  # fmt: skip
+            subprocess.run(words, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            raise InputError(
+                f"useradd could not make the user {name}; make it yourself, then add --user"
+            ) from None
+    return _find_user(name)
 
 
-def _make_folder(path: Path, user: str, mode: int) -> None:
+def _make_folder(path: Path, owner: certificates.Owner | None, mode: int) -> None:
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(mode)
-    _give_to_user(path, user)
+    _give_to_user(path, owner)
 
 
-def _give_to_user(path: Path, user: str, *, all_within: bool = False) -> None:
-    """Give a file or folder to a user, with everything in it if so asked; links are not followed.
-
-    The group is the user's own.
-    """
-    if os.geteuid() != 0:
-        return
-    owner = pwd.getpwnam(user)
-    for given in (path, *(path.rglob("*") if all_within else ())):
-        os.chown(given, owner.pw_uid, owner.pw_gid, follow_symlinks=False)
+def _give_to_user(path: Path, owner: certificates.Owner | None) -> None:
+    if owner is not None:
+        os.chown(path, *owner, follow_symlinks=False)
