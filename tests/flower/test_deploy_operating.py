@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +20,9 @@ from sottovoce.client import ledger
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault
 from sottovoce.errors import SottovoceError
-from sottovoce.flower import certificates, deploy
+from sottovoce.flower import certificates, deploy, server_app
+from support import ROOT
+from support.example_record import example
 
 PLAN = """schema = 1
 [data]
@@ -209,13 +213,68 @@ def test_a_client_that_does_not_disclose_shows_no_budget(machine):
     assert "budget" not in said
 
 
-def test_a_server_says_when_a_certificate_or_a_run_is_not_well(machine, monkeypatch):
-    monkeypatch.setattr(deploy, "FEWEST_DAYS", 14)
+@pytest.fixture
+def server(machine):
+    """A server as `server init` makes it; without runs."""
     places = deploy.ServerPlaces(
         folder=machine.top / "server", state=machine.top / "s", runs=machine.top / "runs",
         units=machine.top / "units", authority=machine.top / "authority",
     )  # fmt: skip
     deploy.init_server(["server.example.org"], places, b"correct horse")
+    return places
+
+
+def read_server_status(server):
+    return call("server", "status", "--folder", server.folder, "--runs", server.runs, "--json")
+
+
+def write_run(folder, status):
+    """The folder of a run whose record says how it ended."""
+    record, _ = example(rounds=3)
+    folder.mkdir(parents=True)
+    (folder / "server.lock").write_text("1")
+    lines = [json.dumps(entry) + "\n" for entry in record["rounds"]]
+    (folder / "rounds.jsonl").write_text("".join(lines))
+    (folder / "record.json").write_text(json.dumps({**record, "status": status}))
+
+
+@pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
+def test_a_run_that_did_not_finish_is_not_well(server, status):
+    write_run(server.runs / "study" / "run", status)
+    code, said, error = read_server_status(server)
+    assert (code, json.loads(said)["healthy"]) == (
+        (0, True) if status == "finished" else (1, False)
+    )
+    assert json.loads(said)["checks"][-1]["looks"].split(": ")[1].startswith(f"{status}, 3 rounds")
+    if status != "finished":
+        assert f"is {status}" in error
+        assert "in another folder" in error  # there is no checkpoint to go on from
+        (server.runs / "study" / "run" / "checkpoint.npz").write_bytes(b"")
+        assert "resume=true" in read_server_status(server)[2]
+
+
+def test_a_run_that_ended_before_its_first_round_is_not_well(server):
+    """Nobody greeted, say: it has neither rounds nor a record, and an older run had finished."""
+    write_run(server.runs / "old", "finished")
+    for name in ("rounds.jsonl", "record.json", "server.lock"):
+        os.utime(server.runs / "old" / name, ns=(1, 1))
+    with server_app.lock_run(server.runs / "new"):
+        code, said, _ = read_server_status(server)  # it waits for its clients
+    assert (code, "new: running, no round" in said) == (0, True)
+    code, said, error = read_server_status(server)
+    assert (code, json.loads(said)["healthy"], "new is failed" in error) == (1, False, True)
+
+
+def test_a_client_whose_rows_are_gone_is_not_well(client):
+    rows = Node.load(client.node).data
+    rows.rename(client.top / "elsewhere")
+    code, _, error = read_status(client)
+    assert (code, f"{rows} is missing" in error) == (1, True)
+
+
+def test_a_server_says_when_a_certificate_or_a_run_is_not_well(server, monkeypatch):
+    monkeypatch.setattr(deploy, "FEWEST_DAYS", 14)
+    places = server
     options = ["server", "status", "--folder", places.folder, "--runs", places.runs]
     code, said, error = call(*options)
     assert code == 0, error
@@ -327,3 +386,15 @@ def test_a_name_that_no_account_can_have_says_which_option_to_give(machine):
     code, _, error = call("node", "init", "3.ward", *machine.typed[1:], "--folder", "keys")
     assert (code, "--user" in error) == (2, True)
     assert call("node", "init", "3.ward", *machine.typed[1:], *machine.places)[0] == 0
+
+
+@pytest.mark.parametrize(("said", "kept"), [("true", "old\n"), ("echo new; false", "new\n")])
+def test_the_page_keeps_old_numbers_where_there_are_no_new_ones(tmp_path, said, kept):
+    """An empty file would be young, and no alarm would ring where the node file is broken."""
+    page = (ROOT / "docs" / "deploy.md").read_text("utf-8")
+    line = re.search(r"`\* \* \* \* \* root (cd \S+ && .*)`", page).group(1)
+    line = re.sub(r"(?<=cd )\S+", str(tmp_path), line)
+    line = re.sub(r"/opt/\S+ node status \S+ --prometheus", f"sh -c '{said}'", line)
+    (tmp_path / "ward-3.prom").write_text("old\n")
+    subprocess.run(["sh", "-c", line], check=False)
+    assert (tmp_path / "ward-3.prom").read_text() == kept

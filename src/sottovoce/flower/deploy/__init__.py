@@ -26,14 +26,17 @@ from sottovoce._version import __version__
 from sottovoce.client.ledger import Check, Verification
 from sottovoce.client.node import TABLES, Node
 from sottovoce.client.vault import Vault
+from sottovoce.data.files import is_held
 from sottovoce.errors import InputError, SottovoceError
-from sottovoce.flower import certificates
+from sottovoce.flower import certificates, server_app
 from sottovoce.flower.transport import ENVELOPE, SLACK
 from sottovoce.models.network import PRESETS
 from sottovoce.plan import Plan
 from sottovoce.plan.base import write_toml
 from sottovoce.plan.data import DATASETS
 from sottovoce.reports.watch import RunsFolder
+from sottovoce.runs import checkpoint
+from sottovoce.runs.record import ROUNDS
 
 try:
     import pwd
@@ -356,8 +359,10 @@ def read_node_status(path: Path, folder: Path) -> Status:
                 wrong = f"{node.vault} is spent: this client declines every request from now on"
     except SottovoceError as error:
         wrong = str(error)
+    lost = [file for file in (node.data, *(node.sum_files or ())) if not file.is_file()]
+    wanting = "is missing, and no request is answered without it; put it back"
     checks = (
-        Check("node", f"{path}", None),
+        Check("node", f"{path}", f"{lost[0]} {wanting}" if lost else None),
         Check("vault", looks, wrong),
         _check_certificate("authority", folder / "ca.crt", numbers),
         *_check_services(*NODE_UNITS),
@@ -368,24 +373,39 @@ def read_node_status(path: Path, folder: Path) -> Status:
 def read_server_status(places: ServerPlaces) -> Status:
     """Look at a server's certificates, services and newest run."""
     numbers: dict[str, float] = {}
-    files = sorted(places.runs.rglob("rounds.jsonl"), key=lambda file: file.stat().st_mtime)
-    looks, wrong = f"no run in {places.runs} yet", None
-    for run in RunsFolder(files[-1].parent).look() if files else ():
-        looks = f"{run.folder}: {run.status}, {run.done} rounds"
-        numbers["rounds"] = run.done
-        numbers["last_round_timestamp_seconds"] = run.written
-        if run.rounds:
-            numbers["clients_missing"] = len(run.rounds[-1].get("missing", {}))
-            looks += f", {numbers['clients_missing']:.0f} clients without an upload in the last"
-        if run.status in ("killed", "damaged"):
-            wrong = f"{run.folder} is {run.status}; run it again with resume=true, or remove it"
     checks = (
         _check_certificate("proxy certificate", places.proxy_keys / "server.crt", numbers),
         _check_certificate("link certificate", places.folder / "link.crt", numbers),
         *_check_services("superlink", "server", "proxy"),
-        Check("run", looks, wrong),
+        _check_newest_run(places.runs, numbers),
     )
     return Status(str(places.folder), checks, "server", places.folder.name, numbers)
+
+
+def _check_newest_run(runs: Path, numbers: dict[str, float]) -> Check:
+    """Look at the run that was begun or written last: it goes on, has finished, or is not well.
+
+    A run that ended before its first round has left nothing but the file of its lock.
+    """
+    files = [file for name in (ROUNDS, server_app.LOCK) for file in runs.rglob(name)]
+    if not files:
+        return Check("run", f"no run in {runs} yet", None)
+    folder = max(files, key=lambda file: file.stat().st_mtime).parent
+    is_led, status, rounds = is_held(folder / server_app.LOCK), "failed", "no round"
+    for run in RunsFolder(folder).look():
+        status, rounds = run.status, f"{run.done} rounds"
+        numbers |= {"rounds": run.done, "last_round_timestamp_seconds": run.written}
+        if run.rounds:
+            missing = numbers["clients_missing"] = len(run.rounds[-1].get("missing", {}))
+            rounds += f", {missing} clients without an upload in the last"
+    if is_led and status != "damaged":  # perhaps it still waits for its clients
+        status = "running"
+    if status in ("running", "finished", "unknown"):  # unknown: there are no locks here
+        return Check("run", f"{folder}: {status}, {rounds}", None)
+    can_resume = (folder / checkpoint.NAME).exists()
+    remedy = "run it again with resume=true" if can_resume else "start it anew in another folder"
+    wrong = f"{folder} is {status}, and `journalctl -u sottovoce-server` may say why; {remedy}"
+    return Check("run", f"{folder}: {status}, {rounds}", f"{wrong}, or move it out of {runs}")
 
 
 def _check_certificate(name: str, path: Path, numbers: dict[str, float]) -> Check:
