@@ -18,11 +18,13 @@ from types import SimpleNamespace
 import jsonschema
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from sottovoce.client import messages
 from sottovoce.client.vault import Vault
 from sottovoce.flower import local
 from sottovoce.flower.local import Link
+from sottovoce.flower.transport import fingerprint
 from sottovoce.reports.watch import RunsFolder
 from support.devices import digest
 from support.federate_command import Command, answers_of, nodes_of, record_of, running
@@ -117,10 +119,16 @@ def it_learns(story):
 
 
 def it_was_encrypted_and_its_nodes_authenticated(story):
-    """In plain words the SuperLink does not answer; each sitting had keys of its own."""
+    """In plain words the SuperLink does not answer; a node's key is that of the run."""
     assert story.answers == (True, False)
     keys = [p.read_bytes() for p in story.out.glob("flower/*/keys/node?.pub")]
-    assert len(set(keys)) == 2 * 3
+    assert len(set(keys)) == len(keys) == 3
+    known = {client["key"] for client in record_of(story.out)["clients"]}
+    pem = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    loaded = [serialization.load_ssh_public_key(key).public_bytes(*pem) for key in keys]
+    assert {fingerprint(key) for key in loaded} == known
+    authorities = [p.read_bytes() for p in story.out.glob("flower/*/certificates/ca.crt")]
+    assert len(set(authorities)) == 2
 
 
 def a_killed_supernode_came_back_and_missed_little(story):

@@ -509,8 +509,8 @@ def test_whoever_knows_a_vault_id_cannot_evict_its_client(tmp_path, keys):
         assert len(who) == 3
 
 
-def test_a_resumed_run_takes_the_key_it_knows_before_another(tmp_path):
-    """Who greets first with a known vault and a strange key is moved aside by the right one."""
+def test_a_resumed_run_takes_no_key_but_those_it_knows(tmp_path):
+    """Who greets first with a known vault and a strange key does not become its client."""
     transport, out = Direct(clients(tmp_path, 3)), tmp_path / "run"
     transport.keys = {route: f"SHA256:{route}" for route in transport.nodes}
 
@@ -528,17 +528,33 @@ def test_a_resumed_run_takes_the_key_it_knows_before_another(tmp_path):
     done = go(again, out, resume=True)
     assert [entry["uploads"] for entry in done.record["rounds"]] == [3] * 3
     assert all(BAD in routes for routes in again.asked)
-    moved = Direct(transport.nodes)  # and all keys may be new, as after `federate --resume`
-    moved.keys = {route: f"SHA256:new-{route}" for route in transport.nodes}
     shutil.rmtree(out)
     fresh = Direct(clients(tmp_path / "b", 3))
     fresh.keys = transport.keys
     with pytest.raises(KeyboardInterrupt):
         go(fresh, out, own=own, on_round=stop)
-    later = Direct(fresh.nodes)
-    later.keys = moved.keys
-    done = go(later, out, resume=True)
-    assert [entry["uploads"] for entry in done.record["rounds"]] == [3] * 3
+    alone = Direct({route: node for route, node in fresh.nodes.items() if route != BAD})
+    alone.keys = again.keys
+    victim, others = device.make_greeting(fresh.nodes[BAD]), alone.greet
+    alone.greet = lambda seconds: {"thief": victim, **others(seconds)}  # type: ignore[method-assign]
+    done = go(alone, out, resume=True, patience=Patience(3, gathering=0.5))  # its client stays away
+    assert all("thief" not in routes for routes in alone.asked)
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [3, 2, 2]
+
+
+def test_a_run_that_knew_no_keys_takes_the_first_that_greet(tmp_path):
+    """It began without encryption, or with a version that did not store them."""
+    transport, out = Direct(clients(tmp_path, 3)), tmp_path / "run"
+
+    def stop(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(transport, out, own=plan(**{"rounds.rounds": 2}), on_round=stop)
+    again = Direct(transport.nodes)
+    again.keys = {route: f"SHA256:{route}" for route in transport.nodes}
+    done = go(again, out, resume=True)
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [3] * 2
 
 
 def test_a_budget_may_be_hidden_or_tightened_in_mid_run(tmp_path):

@@ -208,6 +208,16 @@ def make_node_key(folder: Path, name: str, owner: Owner | None = None) -> NodeKe
     )
 
 
+def find_or_make_node_key(folder: Path, name: str) -> NodeKey:
+    """Return the key of an earlier session, or a new one; a public half is written last."""
+    key = NodeKey(folder / name, folder / f"{name}.pub")
+    if key.public.exists() and key.public.stat().st_size:
+        return key
+    for path in (key.private, key.public):  # half of a key, which nobody knows
+        path.unlink(missing_ok=True)
+    return make_node_key(folder, name)
+
+
 def make_worker_secret(folder: Path, name: str, owner: Owner | None = None) -> Path:
     """Make `NAME.secret`, by which a SuperNode and its worker recognise each other."""
     return write_new(folder / f"{name}.secret", secrets.token_hex(32).encode(), owner)

@@ -12,7 +12,8 @@ command makes all of them. The run folder is that of `train`, and more:
     OUT/nodes/client-0/node.toml     what that client has decided: its budget, its clip, its unit
     OUT/nodes/client-0/client.vault  its ledger
     OUT/federation.json              how it was started, for --resume
-    OUT/flower/1/                    keys, certificates and logs of the first session (2/: the next)
+    OUT/flower/1/                    keys, certificates and logs of the first session (2/: the next,
+                                     with the nodes' keys of the first)
 """
 
 from __future__ import annotations
@@ -403,8 +404,9 @@ def _lead_run(
     session = _make_session_folder(folder)
     files = [str(node.resolve()) for node in nodes]
     began = time.monotonic()
+    keys = folder / SESSIONS / "1" / "keys"  # of the first session: a run knows its clients by them
     with local.start_federation(
-        session, files, warm=warm, pinned=True, insecure=options.insecure
+        session, files, warm=warm, pinned=True, insecure=options.insecure, keys=keys
     ) as running:
         follow = _Follower(folder, running, session / PROGRESS, show, trackers)
         show.note(f"{len(nodes)} nodes are online after {time.monotonic() - began:.0f} s")
@@ -509,7 +511,7 @@ class _Follower:
 
 
 def _make_session_folder(folder: Path) -> Path:
-    """Make a new folder for keys and logs: keys are never overwritten."""
+    """Make a new folder for certificates and logs: keys are never overwritten."""
     number = 1
     while (path := folder / SESSIONS / str(number)).exists():
         number += 1

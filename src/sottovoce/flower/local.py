@@ -356,6 +356,7 @@ def start_federation(
     warm: str | None = None,
     pinned: bool = False,
     insecure: bool = False,
+    keys: Path | None = None,
 ) -> Iterator[LocalFederation]:
     """Start a SuperLink and a SuperNode for each node file; all are online when this enters.
 
@@ -364,7 +365,9 @@ def start_federation(
     runs what was shipped. `warm` names a function that each worker calls before it is asked
     anything. `pinned` does for the server what `app` does for the nodes: the installed ServerApp
     leads (see `server_worker`). `insecure` is for a demonstration on loopback: no TLS, no
-    authentication. Whatever ends the context (an error, Ctrl-C, kill -9) ends every process.
+    authentication. `keys` is a folder of an earlier session, whose nodes' keys are used again: a
+    run knows its clients by them. Whatever ends the context (an error, Ctrl-C, kill -9) ends every
+    process.
     """
     if not files:
         raise InputError.of("files", list(files), "at least one node file", "name a node")
@@ -372,8 +375,9 @@ def start_federation(
         if "'" in file or "\n" in file:
             raise InputError.of("node", file, "a path without ' and line breaks", "rename it")
     folder = folder.resolve()
-    for name in ("certificates", "keys", "home", "logs"):
-        (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    keys = folder / "keys" if keys is None else keys
+    for path in (keys, *(folder / name for name in ("certificates", "keys", "home", "logs"))):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     server = None
     if not insecure:
         authority = certificates.make_authority(folder / "certificates")
@@ -387,7 +391,7 @@ def start_federation(
         try:
             for index, (file, port) in enumerate(zip(files, ports, strict=True)):
                 name = f"node{index}"
-                key = None if insecure else certificates.make_node_key(folder / "keys", name)
+                key = None if insecure else certificates.find_or_make_node_key(keys, name)
                 running.nodes.append(SuperNodeProcess(name, file, key, None, port))
             running.start_server()
             if not wait_for(lambda: is_answering(link), READY, check=running.check):

@@ -160,11 +160,11 @@ class Roll:
             for i, member in enumerate(self.members):
                 former = self.routes.get(member.identity)
                 movable = former is None or i in self.missed or transport.key(former) != member.key
-                # Another key is accepted only for a member that has had no route in this session.
-                is_key_right = greeting.key == member.key or former is None
+                # A key stays for a run; only a member that had none takes the first that greets.
+                is_new = former is None and member.key is None
                 if (
                     greeting.vault == member.vault
-                    and is_key_right
+                    and (is_new or greeting.key == member.key)
                     and self.set_route(member, route, movable=movable)
                 ):
                     self.heard.add(i)
