@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import stat
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -175,6 +178,7 @@ def test_a_status_has_an_exit_code_a_sentence_and_numbers(client):
     assert code == 1
     assert "WRONG  vault" in said
     assert "ledger resume" in error
+    assert f"SOTTOVOCE_STATE={client.top}" in error  # without it the command is refused
     assert read_status(client, "--prometheus")[0] == 1
     client.node.write_text("schema = 1\n")
     assert read_status(client)[0] == 2
@@ -272,8 +276,10 @@ def test_a_client_whose_rows_are_gone_is_not_well(client):
     assert (code, f"{rows} is missing" in error) == (1, True)
 
 
-def test_a_server_says_when_a_certificate_or_a_run_is_not_well(server, monkeypatch):
-    monkeypatch.setattr(deploy, "FEWEST_DAYS", 14)
+YEARS = 0.98 * timedelta(days=365)
+
+
+def test_a_server_says_when_a_certificate_or_a_run_is_not_well(machine, server, monkeypatch):
     places = server
     options = ["server", "status", "--folder", places.folder, "--runs", places.runs]
     code, said, error = call(*options)
@@ -283,11 +289,22 @@ def test_a_server_says_when_a_certificate_or_a_run_is_not_well(server, monkeypat
     (places.runs / "study" / "run" / "rounds.jsonl").write_text("not a round\n")
     code, _, error = call(*options)
     assert (code, "damaged" in error) == (1, True)
-    monkeypatch.setattr(deploy, "FEWEST_DAYS", 400)
+    shutil.rmtree(places.runs / "study")
+    now = datetime.now(UTC)
+    monkeypatch.setattr(certificates, "datetime", SimpleNamespace(now=lambda _: now + YEARS))
+    monkeypatch.setattr(deploy, "datetime", certificates.datetime)
     code, said, error = call(*options, "--json")
     assert code == 1
-    assert "server renew" in error
     assert not json.loads(said)["healthy"]
+    assert "server renew" in error  # and what it says to do does help
+    words = shlex.split(re.search(r"`sottovoce (.*)`", error).group(1))
+    (machine.top / "passphrase").write_text("correct horse")
+    more = ("--authority", places.authority, "--passphrase-file", machine.top / "passphrase")
+    assert call(*words, *more)[0] == 0
+    assert call(*options)[0] == 0
+    monkeypatch.setattr(certificates.datetime, "now", lambda _: now + 5.1 * YEARS)
+    code, said, error = call(*options, "--json")  # the authority itself has almost ended
+    assert (code, "server renew" in error, "sottovoce server init" in error) == (1, False, True)
 
 
 def read_tree(folder):
@@ -380,6 +397,13 @@ def test_a_key_is_given_to_no_account_that_others_use(machine, root, user):
     else:
         deploy.init_node(node)
         assert {owner for _, _, owner in root.given} == {(4242, 4243)}
+
+
+def test_a_printed_step_runs_none_of_a_clients_code_as_root(machine, root):
+    at = {key: machine.top / key for key in ("folder", "data", "state", "units")}
+    node = deploy.NodePlaces("ward-3", "a.example:1", machine.top / "ca.crt", **at)
+    (line,) = [line for line in deploy.init_node(node).splitlines() if "--check" in line]
+    assert line.split()[:5] == ["runuser", "-u", "ward-3", "--", "env"]
 
 
 def test_a_name_that_no_account_can_have_says_which_option_to_give(machine):

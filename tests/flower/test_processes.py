@@ -312,8 +312,10 @@ class TestProcesses:
             assert process.wait(900) == 3
             assert not process.alive
             assert process.tail(1) == "two"
-            with pytest.raises(FederationError, match="could not be started"):
+            with pytest.raises(FederationError, match=r"could not be started .*absent"):
                 processes.start("q", [str(tmp_path / "absent")], log=tmp_path / "q.log")
+            with pytest.raises(FederationError, match=r"could not be started .*no folder/q\.log"):
+                processes.start("q", argv, log=tmp_path / "no folder" / "q.log")
 
     def test_one_that_may_finish_its_work_does_before_the_others_are_asked(self, tmp_path):
         """It is told first, and those it works with live until it is done; but not for ever."""

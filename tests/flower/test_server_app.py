@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from types import SimpleNamespace
 
 import pytest
+from flwr.common.config import parse_config_args
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from sottovoce.data import federated
@@ -59,6 +61,11 @@ def test_a_setting_that_is_none_is_one_sentence(key, monkeypatch, tmp_path):
                 NodeDirectory(NobodyIsAsked(), str, limit=1), config(**{key: value})
             )
         assert "\n" not in str(error.value)
+        # What it says to type is what Flower takes for a value of the right kind.
+        *_, typed = shlex.split(str(error.value).partition("give it as: ")[2])
+        (given,) = parse_config_args([typed]).items()
+        types, _, _, _ = server_app.KINDS[key]
+        assert (given[0], type(given[1]) in types) == (key, True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -308,11 +310,15 @@ def test_a_worker_that_cannot_begin_says_so_in_a_sentence(tmp_path, capsys, monk
     at = ("--node", "127.0.0.1:9", "--secret", secret)
     assert "secret must be a file that can be read (No such file" in run(capsys, *at)[1]
     secret.write_bytes(b"short")
-    assert run(capsys, *at) == (
+    code, said = run(capsys, *at)
+    assert (code, "secret must be at least 32 bytes long, got 5; write another" in said) == (
         2,
-        "sottovoce: secret must be at least 32 bytes long, got 5; make one with "
-        "`sottovoce node init`",
+        True,
     )
+    if shutil.which("openssl") is not None:  # what it says to do does help
+        words = re.search(r"\((openssl .*?)\)", said).group(1).split()
+        secret.write_bytes(subprocess.run(words, capture_output=True, check=True).stdout)
+        assert len(worker.read_secret(secret)) >= 32
     secret.write_bytes(b"s" * 32)
     for app in ("", "nowhere:app", "json:none", "json:loads", ".x:y"):
         code, said = run(capsys, *at, "--app", app)

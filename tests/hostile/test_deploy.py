@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce.flower import local
-from support.deployment import DOOR, NODE, deployed, until
+from support.deployment import DOOR, NODE, PAGE, deployed, until
 from support.machines import missing
 
 pytestmark = [
@@ -108,6 +108,30 @@ def test_units_are_hardened(deployment, unit):
         pytest.skip(f"systemd-analyze cannot look at a file: {done.stderr[:80]}")
     assert float(level.group(1)) < 4
     assert "MemoryMax" in path.read_text()
+
+
+STOP = """
+import sys
+from sottovoce.client.node import Node
+from sottovoce.client.vault import Vault
+node = Node.load(sys.argv[1])
+with Vault.open(node.vault, dataset=node.read_rows().fingerprint, wait=900.0) as vault:
+    vault.stop("a disk was full")
+"""
+
+
+def test_a_client_that_has_stopped_goes_on_as_the_page_says(deployment):
+    """As root of the machine: the status says that it has stopped, and one command ends that."""
+    ward, status = deployment.wards["ward-5"], ("sottovoce", "node", "status")
+    state = {"SOTTOVOCE_STATE": "/var/lib/ward-5/state"}
+    ward.run("python", "-c", STOP, "/srv/ward-5/node.toml", user="ward-5", **state)
+    done = ward.run(*status, "/srv/ward-5/node.toml", check=False)
+    assert (done.returncode, "ledger resume" in done.stderr) == (1, True)
+    (line,) = re.findall(r"`(runuser .* ledger resume .*)`", PAGE.read_text("utf-8"))
+    ward.shell(line.replace("ward-3", "ward-5"))
+    assert ward.run(*status, "/srv/ward-5/node.toml").returncode == 0
+    owned = ward.run("find", "/srv/ward-5", "/var/lib/ward-5", "!", "-user", "ward-5").stdout
+    assert owned == ""
 
 
 # Whoever reaches the open port

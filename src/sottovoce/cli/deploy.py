@@ -30,7 +30,8 @@ AsMetrics = Annotated[
     bool, Option("--prometheus", help="Numbers for Prometheus's textfile collector.")
 ]
 PassphraseFile = Annotated[
-    Path | None, Option(help="A file with the passphrase of ca.key (else it is asked for).")
+    Path | None,
+    Option(help="A file with the passphrase of ca.key (else it is asked for).", exists=True),
 ]
 
 

@@ -382,7 +382,7 @@ def _check_plan(plan: Plan, options: Options, folder: Path) -> str | None:
         remedy = "ask for fewer, or raise rounds.per_round"
         raise InputError.of("minimum", options.minimum, bound, remedy)
     if "'" in str(folder.resolve()):
-        raise InputError.of("out", str(folder), "a path without '", "Flower cannot read it")
+        raise InputError.of("out", str(folder), "a path without '", "name another")
     for package in ("flwr", "cryptography"):
         require_package(package, "federate", "flower")
     if plan.model.own is not None:

@@ -179,7 +179,9 @@ class LocalFederation:
         with _open_control(self.link) as client:
             answer = client.StartRun(request)
         if not answer.HasField("run_id"):
-            raise FederationError("the SuperLink did not start the run; see its log")
+            raise FederationError(
+                f"the SuperLink did not start the run; see {self.folder / 'logs' / 'superlink.log'}"
+            )
         return int(answer.run_id)
 
     def wait(
@@ -460,7 +462,7 @@ def _find_tool(name: str) -> str:
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise FederationError(
-            f"{name} is not installed; install sottovoce with its extra: pip install '.[flower]'"
+            f"{name} is not installed; install it with: pip install 'sottovoce[flower]'"
         )
     return str(path)
 

@@ -112,6 +112,7 @@ class Process:
     log: Path
     pid: int = 0
     code: int | None = None
+    why: str = ""  # it could not be started
     asked: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
 
@@ -193,7 +194,7 @@ class Processes:
                 lambda: process.pid != 0 or process.code is not None, ANSWER
             )
         if not heard or (process.code == 127 and process.pid == 0):
-            raise FederationError(f"{argv[0]} could not be started; is it installed?")
+            raise FederationError(f"{argv[0]} could not be started ({process.why or 'no answer'})")
         return process
 
     def stop(self) -> None:
@@ -245,7 +246,7 @@ class Processes:
                 if "pid" in words:
                     process.pid = words["pid"]
                 else:
-                    process.code = words["code"]
+                    process.code, process.why = words["code"], words.get("why", "")
                 process.changed.notify_all()
         for process in list(self.all.values()):
             with process.changed:  # the keeper is gone, and with it all it kept

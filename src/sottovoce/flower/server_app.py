@@ -85,13 +85,13 @@ def lead_run(directory: NodeDirectory, config: Mapping[str, Any]) -> None:
         value = config.get(key)
         # A run would spend budget with it and then fail.
         if type(value) not in types or not is_good(value):
-            remedy = f"give it as: flwr run --run-config {key}={example}"
+            remedy = f'give it as: flwr run APP federation --run-config "{key}={example}"'
             raise InputError.of(key, value, bound, remedy)
     secure = is_encrypted(directory.grid)
     if not secure and not config["insecure"]:
         remedy = (
             "start the SuperLink with its certificate, or allow it with: "
-            "flwr run --run-config insecure=true"
+            'flwr run APP federation --run-config "insecure=true"'
         )
         raise InputError.of("insecure", "false", "true where nothing is encrypted", remedy)
     paths = {key: Path(config[key]) for key in ("plan", "public", "out")}

@@ -21,7 +21,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from sottovoce.errors import FederationError
+from sottovoce.errors import FederationError, InputError
 from sottovoce.flower import processes
 
 # A sign of life is sent every 20 to 25 seconds, and counts for 60.
@@ -38,7 +38,7 @@ def describe_clock(date: str | None, now: float) -> str | None:
     """Return what is wrong with this machine's clock beside a server's Date header, if anything."""
     try:
         theirs = parsedate_to_datetime(date or "")
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if theirs.tzinfo is None:
         theirs = theirs.replace(tzinfo=UTC)
@@ -55,7 +55,11 @@ def describe_clock(date: str | None, now: float) -> str | None:
 def check_server(address: str, authority: Path | None) -> None:
     """Refuse in a sentence if the server does not answer here, or if the clocks differ."""
     host, _, port = address.rpartition(":")
-    trust = ssl.create_default_context(cafile=None if authority is None else str(authority))
+    try:
+        trust = ssl.create_default_context(cafile=None if authority is None else str(authority))
+    except OSError:
+        remedy = "give the ca.crt that the server's operator sent"
+        raise InputError.of("authority", str(authority), "a certificate (PEM)", remedy) from None
     try:
         connection = http.client.HTTPSConnection(host, int(port), timeout=10, context=trust)
         try:

@@ -270,7 +270,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def read_secret(path: Path) -> bytes:
     """Return what a worker is known by; refuse a file that is missing or too short."""
-    remedy = "make one with `sottovoce node init`"
+    remedy = "write another as its user (openssl rand -hex 32), and start both who share it again"
     try:
         secret = path.read_bytes()
     except OSError as error:

@@ -187,12 +187,12 @@ class NodeTerms:
             named = None if plan is None or plan.data.name is None else DATASETS[plan.data.name]
             classes = self.classes or (named and named.classes)
             if not public and classes is None:
-                raise InputError("classes is missing; it is public: how many labels there are")
+                raise InputError("classes is missing; give how many labels there are: --classes N")
             return public or {"classes": classes}
         if plan is None or not plan.data.columns or plan.data.infer:
             raise InputError(
                 "plan must be a plan whose data.columns says what is public of every column, "
-                "without data.infer; the server's operator has it"
+                "without data.infer; give the federation's, which the server's operator has: --plan"
             )
         columns = {column: list(spec) for column, spec in plan.data.columns.items()}
         given = {"missing": plan.data.missing, "text": plan.data.text}
@@ -209,7 +209,7 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
             remedy = "keys are never overwritten; name another"
             raise InputError.of("folder", str(folder), "new or empty", remedy)
     proxy_state = places.state.parent / f"{places.state.name}-proxy"
-    same = "largest state runs user port link_port link_memory server_memory proxy_keys"
+    same = "largest state runs user port link_port link_memory server_memory proxy_keys authority"
     values = {
         **{key: str(value) for key, value in LIMITS.items()},
         **{key: str(getattr(places, key)) for key in same.split()},
@@ -286,6 +286,8 @@ def init_node(places: NodePlaces, terms: NodeTerms | None = None) -> str:
         "port": str(places.port),
         "bin": _find_bin(),
         "python": sys.executable,
+        # Root would run a model of the client's own, which its user may change.
+        "as_user": f"runuser -u {places.owner} -- env " if os.geteuid() == 0 else "",
     }
     units = {name: _fill_unit(name, values) for name in NODE_UNITS}
     text = text or _fill_template("node.toml", values)
@@ -358,13 +360,15 @@ def read_node_status(path: Path, folder: Path) -> Status:
             if left <= 0:
                 wrong = f"{node.vault} is spent: this client declines every request from now on"
     except SottovoceError as error:
-        wrong = str(error)
+        state = os.environ.get("SOTTOVOCE_STATE")
+        where = "" if state is None else f" (as the worker's user, with SOTTOVOCE_STATE={state})"
+        wrong = f"{error}{where}"
     lost = [file for file in (node.data, *(node.sum_files or ())) if not file.is_file()]
     wanting = "is missing, and no request is answered without it; put it back"
     checks = (
         Check("node", f"{path}", f"{lost[0]} {wanting}" if lost else None),
         Check("vault", looks, wrong),
-        _check_certificate("authority", folder / "ca.crt", numbers),
+        _check_certificate("authority", folder / "ca.crt", folder, numbers),
         *_check_services(*NODE_UNITS),
     )
     return Status(str(path), checks, "node", node.name, numbers)
@@ -373,9 +377,10 @@ def read_node_status(path: Path, folder: Path) -> Status:
 def read_server_status(places: ServerPlaces) -> Status:
     """Look at a server's certificates, services and newest run."""
     numbers: dict[str, float] = {}
+    proxy = places.proxy_keys / "server.crt"
     checks = (
-        _check_certificate("proxy certificate", places.proxy_keys / "server.crt", numbers),
-        _check_certificate("link certificate", places.folder / "link.crt", numbers),
+        _check_certificate("proxy certificate", proxy, places.folder, numbers),
+        _check_certificate("link certificate", places.folder / "link.crt", places.folder, numbers),
         *_check_services("superlink", "server", "proxy"),
         _check_newest_run(places.runs, numbers),
     )
@@ -408,16 +413,21 @@ def _check_newest_run(runs: Path, numbers: dict[str, float]) -> Check:
     return Check("run", f"{folder}: {status}, {rounds}", f"{wrong}, or move it out of {runs}")
 
 
-def _check_certificate(name: str, path: Path, numbers: dict[str, float]) -> Check:
+def _check_certificate(name: str, path: Path, folder: Path, numbers: dict[str, float]) -> Check:
     try:
-        end = certificates.read_end(path)
+        ends = [certificates.read_end(path) for path in (path, path.with_name("ca.crt"))]
     except (InputError, OSError) as error:
         return Check(name, str(path), str(error))
-    numbers[name.replace(" ", "_") + "_end_timestamp_seconds"] = end.timestamp()
-    days = (end - datetime.now(UTC)).days
-    remedy = "its owner has a new one, or makes it with `sottovoce server renew`"
+    numbers[name.replace(" ", "_") + "_end_timestamp_seconds"] = ends[0].timestamp()
+    days, last = ((end - datetime.now(UTC)).days for end in ends)
+    remedy = f"bring ca.key back and run `sottovoce server renew --folder {folder}`"
+    if last < FEWEST_DAYS:  # nothing that it signs is valid for longer
+        remedy = (
+            "its authority ends too, so run `sottovoce server init` on the server with another "
+            "--folder and --authority, and give the new ca.crt to every client"
+        )
     wrong = f"{path} is valid for {days} more days; {remedy}" if days < FEWEST_DAYS else None
-    return Check(name, f"{path.name} is valid until {end:%Y-%m-%d}", wrong)
+    return Check(name, f"{path.name} is valid until {ends[0]:%Y-%m-%d}", wrong)
 
 
 def _check_services(*names: str) -> list[Check]:
@@ -478,7 +488,7 @@ def _fill_template(name: str, values: dict[str, str]) -> str:
     text = (HERE / name).read_text("utf-8")
     for key, value in values.items():
         is_plain = not any(c.isspace() or c in "'\"\\;{}$%" for c in value)
-        if not is_plain and key not in ("hardening", "quiet"):
+        if not is_plain and key not in ("hardening", "quiet", "as_user"):
             raise InputError.of(key, value, "without spaces and quotes", "name it plainly")
         text = text.replace(f"{{{{{key}}}}}", value)
     assert "{{" not in text, name
