@@ -26,7 +26,7 @@ from sottovoce.client.vault import Vault, fingerprint_file, witness
 from sottovoce.data import datasets, federated
 from sottovoce.data.federated import load_holdings
 from sottovoce.errors import DataError, FederationError, InputError, RunError, VaultRefusal
-from sottovoce.flower import federate, server_app
+from sottovoce.flower import certificates, federate, server_app
 from sottovoce.flower.federate import load_plan
 from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
@@ -454,6 +454,48 @@ def test_a_run_has_finished_when_its_record_says_so(tmp_path, monkeypatch, statu
     expected = federate._Finished if status == "finished" else FederationError
     with pytest.raises(expected):
         _again_and_again(follow)
+
+
+def test_two_that_begin_in_one_folder_leave_the_first_ones_vaults_alone(tmp_path, monkeypatch):
+    """Both have seen an empty folder; the second must not clear away what the first has made."""
+    out, check = tmp_path / "run", federate._check_plan
+
+    def late(plan, *about):
+        federate.deal(plan, out)  # the other one, meanwhile
+        return check(plan, *about)
+
+    monkeypatch.setattr(federate, "_check_plan", late)
+    with pytest.raises(InputError, match=r"out must be a new or empty folder, .*; another run"):
+        federate.federate(None, [], out=out, quiet=True)
+    for node in federate.load_dealt(out)[1]:
+        assert ledger.verify(Node.load(node).vault).broken is None
+
+
+def test_sessions_share_the_keys_of_the_first_that_made_any(tmp_path):
+    """A run knows its clients by their keys; a folder without them cannot go on."""
+    sessions = [federate._make_session_folder(tmp_path) for _ in range(3)]
+    assert [path.name for path in sessions] == ["1", "2", "3"]
+    assert federate._find_keys(tmp_path) == sessions[0] / "keys"
+    for session in sessions[1:]:  # the first was killed before it had made a key
+        (session / "keys").mkdir()
+        certificates.find_or_make_node_key(session / "keys", "node0")
+    keys = federate._find_keys(tmp_path)
+    assert keys == sessions[1] / "keys"
+    made = (keys / "node0").read_bytes()
+    assert certificates.find_or_make_node_key(keys, "node0").private.read_bytes() == made
+    (keys / "node0.pub").write_bytes(b"")  # the disk was full: nobody knows this key
+    whole = certificates.find_or_make_node_key(keys, "node0")
+    assert whole.private.read_bytes() != made
+    assert whole.public.read_bytes().startswith(b"ecdsa-sha2-nistp384 ")
+
+
+def test_a_run_whose_keys_are_gone_is_not_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(federate, "_lead_run", lambda *about: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        federate.federate(None, [], out=tmp_path / "run", quiet=True)
+    (tmp_path / "run" / checkpoint.NAME).write_bytes(b"")
+    with pytest.raises(RunError, match=r"keys is missing.*put it back"):
+        federate.federate(resume=True, out=tmp_path / "run", quiet=True)
 
 
 def test_a_start_that_fails_leaves_no_folder_behind(tmp_path, monkeypatch):

@@ -440,6 +440,47 @@ class TestLocal:
         assert min(gaps[local.AT_ONCE - 2 :]) + 0.01 >= 0.3
         assert running.nodes[0].falls >= local.AT_ONCE + 1
 
+    def test_a_start_that_fails_does_not_end_the_watch(self, tmp_path, monkeypatch):
+        """The disk is full for a moment: the worker is started again when it is not."""
+        monkeypatch.setattr(local, "BEAT", 0.01)
+        monkeypatch.setattr(local, "RETRY", 0.01)
+        running, tries = self.fallen(tmp_path), []
+
+        def start(node):
+            tries.append(node)
+            if len(tries) < 4:
+                raise [FederationError("no space"), OSError(28, "no space")][len(tries) % 2]
+            node.worker = Process("node0.worker", tmp_path / "log", pid=1)
+
+        running.start_worker = start
+        running.supervise()
+        assert until(lambda: running.nodes[0].worker.alive)
+        running.close()
+        assert len(tries) == 4
+
+    def test_two_threads_that_ask_leave_the_environment_as_it_was(self, monkeypatch):
+        """The one that watches the nodes, and the one that follows the run."""
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        entered, leave, failed = threading.Event(), threading.Event(), []
+
+        def other():
+            try:
+                with local._bypass_proxy("127.0.0.1:1"):
+                    entered.set()
+                    leave.wait(900)
+            except KeyError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=other)
+        with local._bypass_proxy("127.0.0.1:1"):
+            thread.start()
+            entered.wait(1.0)  # it must not get in; where it does, the first to leave takes all
+        leave.set()
+        thread.join()
+        assert failed == []
+        assert not {"NO_PROXY", "no_proxy"} & os.environ.keys()
+
     def answers(self, monkeypatch, *said):
         """What the SuperLink says of a run, look by look; the last for ever."""
         said = list(said)

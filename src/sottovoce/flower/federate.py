@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ def _deal_to_nodes(plan: Plan, out: Path, file_hash: str, earlier: Sequence[str]
     build(plan, seed=0, held=replace(held, features=lens, counted=False)).log_advice()
     plan = make_paths_absolute(add_client_count(plan, held))
     make_folder(out)
-    (out / NODES).mkdir(mode=0o700, exist_ok=True)
+    (out / NODES).mkdir(mode=0o700)  # by whoever has the folder: another run may begin in it, too
     names = _name_clients(held)
     public = replace(held, fresh_vaults=True, names=tuple(names))  # the record says that it is so
     federated.save_public(out / PUBLIC, public)
@@ -300,6 +301,9 @@ def federate(
             nodes = deal(plan, folder, second_ledger=second_ledger)
             stored = asdict(options) | {"plan": load_dealt(folder)[0].to_dict()}
             write_file(folder / OPTIONS, json.dumps(stored).encode())
+        except FileExistsError:
+            remedy = "another run has just begun there: name another"
+            raise InputError.of("out", str(folder), "a new or empty folder", remedy) from None
         except BaseException:
             # It was new or empty, and half of a federation can neither be started nor resumed.
             shutil.rmtree(folder, ignore_errors=True)
@@ -404,7 +408,7 @@ def _lead_run(
     session = _make_session_folder(folder)
     files = [str(node.resolve()) for node in nodes]
     began = time.monotonic()
-    keys = folder / SESSIONS / "1" / "keys"  # of the first session: a run knows its clients by them
+    keys = _find_keys(folder)
     with local.start_federation(
         session, files, warm=warm, pinned=True, insecure=options.insecure, keys=keys
     ) as running:
@@ -512,11 +516,18 @@ class _Follower:
 
 def _make_session_folder(folder: Path) -> Path:
     """Make a new folder for certificates and logs: keys are never overwritten."""
-    number = 1
-    while (path := folder / SESSIONS / str(number)).exists():
-        number += 1
-    path.mkdir(mode=0o700, parents=True)
+    for number in count(1):
+        with contextlib.suppress(FileExistsError):
+            (path := folder / SESSIONS / str(number)).mkdir(mode=0o700, parents=True)
+            break
     return path
+
+
+def _find_keys(folder: Path) -> Path:
+    """Return where the first session's keys of nodes are: a run knows its clients by these."""
+    sessions = (folder / SESSIONS / str(number) for number in count(1))
+    made = [s / "keys" for s in takewhile(Path.exists, sessions) if any(s.glob("keys/*.pub"))]
+    return made[0] if made else folder / SESSIONS / "1" / "keys"
 
 
 def _load_stopped(folder: Path, stated: dict[str, Any]) -> tuple[Plan, Options]:
@@ -527,8 +538,15 @@ def _load_stopped(folder: Path, stated: dict[str, Any]) -> tuple[Plan, Options]:
         stored = json.loads((folder / OPTIONS).read_text("utf-8"))
         now = plan.to_dict()
         _require_same(stored.pop("plan", now), now)
-        return plan, Options(**(stored | stated))
-    except InputError:
+        options = Options(**(stored | stated))
+        keys = _find_keys(folder)
+        if (folder / checkpoint.NAME).exists() and not options.insecure and not keys.exists():
+            raise RunError(
+                f"{keys} is missing, and the run knows its clients by the keys in it; put it back, "
+                "or start the run anew in another folder"
+            )
+        return plan, options
+    except (InputError, RunError):
         raise
     except (OSError, ValueError, TypeError):
         raise RunError(

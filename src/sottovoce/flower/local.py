@@ -50,7 +50,7 @@ from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from sottovoce.errors import FederationError, InputError
+from sottovoce.errors import FederationError, InputError, SottovoceError
 from sottovoce.flower import certificates, worker
 from sottovoce.flower.processes import Process, Processes
 
@@ -319,8 +319,9 @@ class LocalFederation:
             return node.falls < AT_ONCE
 
         def watch() -> None:
-            with contextlib.suppress(FederationError):  # the keeper is gone: nothing to supervise
-                while not self._closing.wait(BEAT):
+            while not self._closing.wait(BEAT):
+                # What cannot be started now (a full disk, no memory) is due again, like all else.
+                with contextlib.suppress(SottovoceError, OSError):
                     if is_due(self._server):
                         self.start_server()
                     for node in self.nodes:
@@ -573,18 +574,22 @@ def _open_client(kind: type[Client], link: Link, component: str, *more: Any) -> 
         client.close()
 
 
+_ENVIRONMENT = threading.Lock()  # two threads that changed it at once would take it from each other
+
+
 @contextlib.contextmanager
 def _bypass_proxy(address: str) -> Iterator[None]:
     """Keep a proxy from being asked for this machine; httpx reads the setting once."""
     host = address.rpartition(":")[0]
-    before = {name: os.environ.get(name) for name in ("NO_PROXY", "no_proxy")}
-    for name, value in before.items():
-        os.environ[name] = f"{value},{host}" if value else host
-    try:
-        yield
-    finally:
+    with _ENVIRONMENT:
+        before = {name: os.environ.get(name) for name in ("NO_PROXY", "no_proxy")}
         for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+            os.environ[name] = f"{value},{host}" if value else host
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
