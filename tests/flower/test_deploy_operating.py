@@ -137,6 +137,13 @@ def test_bad_terms_are_refused_before_anything_is_made(machine, terms, why):
     assert not (machine.top / "keys").exists()
 
 
+def test_rows_that_a_worker_would_refuse_are_refused_before_anything_is_made(machine):
+    terms = ["--rows", "some.npz", "--classes", 2, "--epsilon", 8, "--delta", "1e-5"]
+    code, _, error = call("node", "init", *machine.typed, *machine.places, *terms)
+    assert (code, "a label of y is not from 0 to 1" in error) == (1, True)
+    assert not (machine.top / "keys").exists()
+
+
 @pytest.fixture
 def client(machine):
     """A client with a vault, as `node init` makes it."""
@@ -153,6 +160,20 @@ def test_a_new_client_is_warned_of_a_delta_that_promises_nothing(machine):
     terms = ["--rows", "some.npz", "--classes", 3, "--epsilon", 8, "--delta", "0.5"]
     code, said, _ = call("node", "init", *machine.typed, *machine.places, *terms)
     assert (code, "warning: delta = 0.5 should be below 1 / 60 = " in said) == (0, True)
+
+
+def test_rows_that_have_a_ledger_get_another_by_the_command_that_is_named(machine):
+    """`node init` itself takes no word that a second ledger is wanted."""
+    terms = ["--rows", "some.npz", "--classes", 3, "--epsilon", 8, "--delta", "1e-5"]
+    assert call("node", "init", *machine.typed, *machine.places, *terms)[0] == 0
+    for name in ("keys", "units", "data"):
+        (machine.top / name).rename(machine.top / f"{name}.old")
+    code, _, error = call("node", "init", *machine.typed, *machine.places, *terms)
+    assert (code, "--second-ledger" in error) == (1, True)
+    words = shlex.split(error.partition("this makes it: sottovoce ")[2])
+    assert call(*words)[0] == 1  # without the operator's word
+    assert call(*words, "--second-ledger")[0] == 0
+    assert read_status(machine)[0] == 0
 
 
 def test_rows_that_are_there_already_are_not_taken_for_those_that_were_named(machine):
@@ -354,6 +375,7 @@ def root(monkeypatch):
 
     def add(words, **_):
         accounts[words[-1]] = 4242
+        return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(deploy.os, "geteuid", lambda: 0)
     monkeypatch.setattr(deploy.os, "fchown", give)

@@ -13,6 +13,7 @@ import click
 from typer import Argument, Option
 
 from sottovoce.cli.ledger import AsJson, make_group
+from sottovoce.errors import VaultRefusal
 
 if TYPE_CHECKING:
     from sottovoce.flower.deploy import Status
@@ -170,9 +171,14 @@ def init_node(
     places = deploy.NodePlaces(**options)
     click.echo(deploy.init_node(places, terms), nl=False)
     if terms is not None:  # last: it is made as the user of the services
-        owner = places.owner if os.geteuid() == 0 else None
+        owner, node = places.owner if os.geteuid() == 0 else None, places.rows / "node.toml"
         ledger.act_as(owner, places.home / "state", beside=places.rows)
-        summary = ledger.create_from_node(places.rows / "node.toml")
+        try:
+            summary = ledger.create_from_node(node)
+        except VaultRefusal as error:
+            words = f"--node {node} --state {places.home / 'state'}"
+            words += f" --user {owner}" if owner else ""
+            raise VaultRefusal(f"{error}; this makes it: sottovoce ledger create {words}") from None
         click.echo(ledger.format_statement(summary))
         for sentence in summary.policy.advise():
             click.echo(f"warning: {sentence}", err=True)
@@ -206,8 +212,8 @@ def show_node_status(
     if state is None and "SOTTOVOCE_STATE" not in os.environ and usual_state.is_dir():
         state = usual_state
     ledger.act_as(owner if os.geteuid() == 0 else None, state, beside=node)
-    keys = folder or deploy.NodePlaces.folder
-    _print_status(deploy.read_node_status(node.absolute(), keys), as_json, prometheus)
+    status = deploy.read_node_status(node.absolute(), folder or deploy.NodePlaces.folder)
+    _print_status(status, as_json, prometheus)
 
 
 def _print_status(status: Status, as_json: bool, as_metrics: bool) -> None:
@@ -237,9 +243,7 @@ def _ask_questions(options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         epsilon, delta = map(float, budget)
     except ValueError:
-        raise click.UsageError(
-            f"the budget is two numbers, ε and δ, got {' '.join(budget)!r}"
-        ) from None
+        raise click.UsageError(f"the budget is two numbers, ε and δ, got {budget}") from None
     return answers | {"epsilon": epsilon, "delta": delta}
 
 

@@ -226,26 +226,23 @@ def _read_persons(data: Mapping[str, Any], policy: Mapping[str, Any]) -> dict[st
     person = data.get("person")
     if (person is not None) != (policy.get("unit") == "person"):
         bound = 'the column of person ids with policy.unit = "person", and absent with others'
-        remedy = "set both or neither"
-        raise InputError.of("data.person", person, bound, remedy)
+        raise InputError.of("data.person", person, bound, "set both or neither")
     if person is None:
         if "rows_per_person" in data:
             raise InputError("data.rows_per_person has no effect without data.person; remove it")
         return {}
     most = data.get("rows_per_person", ROWS_PER_PERSON)
     if type(most) is not int or not 1 <= most <= MOST_ROWS_PER_PERSON:
-        raise InputError(
-            f"data.rows_per_person must be a whole number from 1 to {MOST_ROWS_PER_PERSON}, got "
-            f"{most!r:.60}; it is public: the most rows of one person that are used"
-        )
+        bound = f"a whole number from 1 to {MOST_ROWS_PER_PERSON}"
+        remedy = "it is public: the most rows of one person that are used"
+        raise InputError.of("data.rows_per_person", most, bound, remedy)
     return {"person": _require_text("data.person", person), "rows_per_person": most}
 
 
 def _require_known_keys(section: str, values: Mapping[str, Any]) -> None:
     for key in values:
         if key not in _KEYS[section]:
-            name = f"{section}.{key}" if section else key
-            known = ", ".join(_KEYS[section])
+            name, known = f"{section}.{key}".lstrip("."), ", ".join(_KEYS[section])
             raise InputError(f"unknown key {name} in the node file; it may have {known}")
 
 

@@ -28,12 +28,13 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sottovoce.errors import InputError
 
 Owner = tuple[int, int]  # the numbers of a user and of a group
 LOOPBACK = ("localhost", "127.0.0.1")
+SERVER = x509.Name.from_rfc4514_string("CN=sottovoce server")
 YEAR = 365
 # Clocks differ, and jump: a certificate is valid from some time before it was made, else a clock
 # that is set back by an hour would end every connection.
@@ -74,7 +75,7 @@ def make_authority(
 ) -> Authority:
     """Make `ca.crt` and `ca.key`: an authority that may sign server certificates, nothing below."""
     key = ec.generate_private_key(ec.SECP384R1())
-    name = _make_name("sottovoce federation authority")
+    name = x509.Name.from_rfc4514_string("CN=sottovoce federation authority")
     certificate = (
         _start_certificate(name, name, key.public_key(), datetime.now(UTC) + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -151,7 +152,7 @@ def _sign(
         )
     known = [_parse_name(name) for name in dict.fromkeys([*LOOPBACK, *names])]
     certificate = (
-        _start_certificate(_make_name("sottovoce server"), issuer.subject, public_key, ends)
+        _start_certificate(SERVER, issuer.subject, public_key, ends)
         .add_extension(x509.SubjectAlternativeName(known), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_make_key_usage(signs_certificates=False), critical=True)
@@ -171,7 +172,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(_read_file(path))
     except ValueError:
-        raise InputError(f"{path} cannot be read as a certificate; put it back") from None
+        raise InputError(f"{path} cannot be read as a certificate; name another") from None
 
 
 def _read_key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:
@@ -192,7 +193,7 @@ def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist; name the folder that it was made in") from None
+        raise InputError(f"{path} does not exist; put it there, or name where it is") from None
 
 
 def make_node_key(folder: Path, name: str, owner: Owner | None = None) -> NodeKey:
@@ -238,16 +239,12 @@ def _start_certificate(
 
 
 def _make_key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only"
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
+        **dict.fromkeys((*others.split(), "decipher_only"), False),
     )
 
 
@@ -260,10 +257,6 @@ def _parse_name(name: str) -> x509.GeneralName:
         remedy = "leave scheme, port and path out"
         raise InputError.of("names", name, "host names or IP addresses", remedy)
     return x509.DNSName(name)
-
-
-def _make_name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
 def _encode_key(key: ec.EllipticCurvePrivateKey, passphrase: bytes | None = None) -> bytes:

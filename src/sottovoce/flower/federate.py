@@ -28,7 +28,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -525,9 +525,9 @@ def _make_session_folder(folder: Path) -> Path:
 
 def _find_keys(folder: Path) -> Path:
     """Return where the first session's keys of nodes are: a run knows its clients by these."""
-    sessions = (folder / SESSIONS / str(number) for number in count(1))
-    made = [s / "keys" for s in takewhile(Path.exists, sessions) if any(s.glob("keys/*.pub"))]
-    return made[0] if made else folder / SESSIONS / "1" / "keys"
+    made = (folder / SESSIONS).glob("*/keys/*.pub")
+    sessions = {int(file.parts[-3]) for file in made if file.parts[-3].isdecimal()}
+    return folder / SESSIONS / str(min(sessions, default=1)) / "keys"
 
 
 def _load_stopped(folder: Path, stated: dict[str, Any]) -> tuple[Plan, Options]:
@@ -538,15 +538,12 @@ def _load_stopped(folder: Path, stated: dict[str, Any]) -> tuple[Plan, Options]:
         stored = json.loads((folder / OPTIONS).read_text("utf-8"))
         now = plan.to_dict()
         _require_same(stored.pop("plan", now), now)
-        options = Options(**(stored | stated))
-        keys = _find_keys(folder)
-        if (folder / checkpoint.NAME).exists() and not options.insecure and not keys.exists():
-            raise RunError(
-                f"{keys} is missing, and the run knows its clients by the keys in it; put it back, "
-                "or start the run anew in another folder"
-            )
+        options, is_begun = Options(**(stored | stated)), (folder / checkpoint.NAME).exists()
+        if is_begun and not options.insecure and not (keys := _find_keys(folder)).exists():
+            why = "the run knows its clients by these keys"
+            raise RunError(f"{keys} is missing; put it back, or start a new run: {why}")
         return plan, options
-    except (InputError, RunError):
+    except InputError:
         raise
     except (OSError, ValueError, TypeError):
         raise RunError(

@@ -8,6 +8,7 @@ sottovoce.flower.worker --check`, `sottovoce ledger`.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import logging
@@ -46,6 +47,12 @@ def run_command(work: Callable[[], None]) -> NoReturn:
         sentence, code = f"{where}the system refused: {error.strerror or error}", 1
     sys.stderr.write(f"sottovoce: {sentence}\n")
     sys.exit(code)
+
+
+def make_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a module's command line, which prints the module's own words."""
+    name, form = f"python -m sottovoce.flower.{module}", argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=name, description=description, formatter_class=form)
 
 
 class EventFormatter(logging.Formatter):

@@ -13,7 +13,6 @@ run is led at a time, each in a process of its own; the next waits for its end.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import signal
@@ -261,11 +260,7 @@ def check_configuration(given: Mapping[str, Any], runs: Path | None) -> dict[str
 
 def main(words: Sequence[str] | None = None) -> None:
     """Read the command line, then lead one run after the other, for ever."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sottovoce.flower.server_worker",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = processes.make_parser("server_worker", __doc__)
     parser.add_argument("--link", required=True, help="the SuperLink's --host:--port")
     parser.add_argument("--authority", type=Path, help="ca.crt; without it nothing is encrypted")
     parser.add_argument("--secret", type=Path, required=True, help="the file given to it as well")

@@ -21,8 +21,8 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from sottovoce.errors import FederationError, InputError
-from sottovoce.flower import processes
+from sottovoce.errors import FederationError
+from sottovoce.flower import certificates, processes
 
 # A sign of life is sent every 20 to 25 seconds, and counts for 60.
 SILENT = 120.0
@@ -55,11 +55,9 @@ def describe_clock(date: str | None, now: float) -> str | None:
 def check_server(address: str, authority: Path | None) -> None:
     """Refuse in a sentence if the server does not answer here, or if the clocks differ."""
     host, _, port = address.rpartition(":")
-    try:
-        trust = ssl.create_default_context(cafile=None if authority is None else str(authority))
-    except OSError:
-        remedy = "give the ca.crt that the server's operator sent"
-        raise InputError.of("authority", str(authority), "a certificate (PEM)", remedy) from None
+    if authority is not None:
+        certificates.read_end(authority)  # it is one
+    trust = ssl.create_default_context(cafile=None if authority is None else str(authority))
     try:
         connection = http.client.HTTPSConnection(host, int(port), timeout=10, context=trust)
         try:

@@ -17,7 +17,6 @@ is wrong in words, and ends. The log has the kinds of errors only.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import logging
@@ -233,17 +232,11 @@ def check_node(path: Path) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Read the command line, then check or serve."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sottovoce.flower.worker",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = processes.make_parser("worker", __doc__)
     parser.add_argument("--node", help="the SuperNode's --host:--port")
     parser.add_argument("--secret", type=Path, help="the file given to it as well")
     parser.add_argument("--app", default=APP, help="the ClientApp to run (default: %(default)s)")
-    parser.add_argument(
-        "--warm", metavar="MODULE:FUNCTION", help="called once, so that no message waits for it"
-    )
+    parser.add_argument("--warm", metavar="MODULE:FUNCTION", help="called before any message")
     parser.add_argument("--log", choices=["plain", "json"], default="plain")
     parser.add_argument("--check", type=Path, metavar="NODE.toml", help="look, say it, and end")
     parser.add_argument("--server", metavar="HOST:PORT", help="with --check: look at it as well")

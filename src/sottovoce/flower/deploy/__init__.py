@@ -16,8 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,11 @@ from sottovoce.runs.record import ROUNDS
 try:
     import pwd
 except ImportError:  # Windows
-    raise InputError(
-        "services are made for systemd; run server init and node init on Linux"
-    ) from None
+    raise InputError("services are made for systemd; run these commands on Linux") from None
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
-QUIET = "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
-# What the proxy lets one address do. Ten SuperNodes behind one address stay below it.
-LIMITS = {"calls": 20, "burst": 200, "replies": 5, "replies_burst": 20, "connections": 64}
-# The list of an answer's three parts takes about a kilobyte.
-ANNOUNCED = 2048
-MOST_PARAMETERS = 2**28
+ANNOUNCED = 2048  # bytes: the list of an answer's three parts takes about half of that
 FEWEST_DAYS = 14  # that a certificate must still be valid
 PATIENCE = 20.0  # seconds that a status waits for a worker which has the vault
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,24}")
@@ -77,14 +70,10 @@ class ServerPlaces:
 
     def __post_init__(self) -> None:
         _require_user(self.user)
-        for name, value, most in (
-            ("port", self.port, 65535),
-            ("link-port", self.link_port, 65535),
-            ("parameters", self.parameters, MOST_PARAMETERS),
-            ("clients", self.clients, 10_000),
-        ):
-            if not 1 <= value <= most:
-                raise InputError.of(name, value, f"from 1 to {most:,}", "choose another")
+        _require_range("port", self.port, 65535)
+        _require_range("link-port", self.link_port, 65535)
+        _require_range("parameters", self.parameters, 2**28)
+        _require_range("clients", self.clients, 10_000)
         if self.port == self.link_port:
             raise InputError.of("link-port", self.port, "another than port", "choose another")
 
@@ -97,16 +86,6 @@ class ServerPlaces:
     def largest(self) -> int:
         """The most bytes of one answer: float32 parameters and what surrounds them."""
         return 4 * self.parameters + SLACK + ENVELOPE
-
-    @property
-    def link_memory(self) -> int:
-        """The most memory of the SuperLink: itself, and a few copies of an answer a client."""
-        return 1024 * MIB + 4 * self.largest * self.clients
-
-    @property
-    def server_memory(self) -> int:
-        """The most memory of the ServerApp: itself, and all answers of a round, decoded."""
-        return 2048 * MIB + 8 * self.largest * self.clients
 
 
 @dataclass(frozen=True)
@@ -129,8 +108,7 @@ class NodePlaces:
         _require_user(self.owner)
         if not re.fullmatch(r"[^\s:/]+:[0-9]{1,5}", self.server):
             raise InputError.of("server", self.server, "HOST:PORT", "the server's operator knows")
-        if not 1 <= self.port <= 65535:
-            raise InputError.of("port", self.port, "from 1 to 65,535", "choose another")
+        _require_range("port", self.port, 65535)
 
     @property
     def owner(self) -> str:
@@ -159,7 +137,7 @@ class NodeTerms:
     plan: Path | None = None  # of the federation: what is public of the columns, clip and unit
 
     def to_toml(self, name: str) -> str:
-        """Return the node file; refuse terms that a worker would refuse, before any is written."""
+        """Return the node file; refuse terms and rows that a worker would refuse, beforehand."""
         if not self.rows.is_file():
             raise InputError.of("rows", str(self.rows), "a file that exists", "name the rows")
         plan = None if self.plan is None else Plan.load(self.plan)
@@ -176,7 +154,7 @@ class NodeTerms:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "node.toml"
             file.write_text(text, "utf-8")
-            Node.load(file)
+            replace(Node.load(file), data=self.rows).read_rows()
         return text
 
     def _describe_rows(self, plan: Plan | None) -> dict[str, Any]:
@@ -202,26 +180,26 @@ class NodeTerms:
 
 def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -> str:
     """Make a server's keys, proxy configuration and units; return what is left to do."""
-    proxy = f"{places.user}-proxy"
     keys, proxy_keys = places.folder, places.proxy_keys
     for folder in (keys, proxy_keys):
         if any(folder.glob("*")):
             remedy = "keys are never overwritten; name another"
             raise InputError.of("folder", str(folder), "new or empty", remedy)
     proxy_state = places.state.parent / f"{places.state.name}-proxy"
-    same = "largest state runs user port link_port link_memory server_memory proxy_keys authority"
-    values = {
-        **{key: str(value) for key, value in LIMITS.items()},
+    same = "folder largest state runs user port link_port proxy_keys authority"
+    answers = places.largest * places.clients  # of a round: the SuperLink keeps a few copies of
+    values = {  # each, the ServerApp decodes all
         **{key: str(getattr(places, key)) for key in same.split()},
+        "link_memory": str(1024 * MIB + 4 * answers),
+        "server_memory": str(2048 * MIB + 8 * answers),
         "announced": str(ANNOUNCED),
         "parameters": f"{places.parameters:,}",
-        "keys": str(keys),
         "proxy_state": str(proxy_state),
         "nginx": shutil.which("nginx") or "/usr/sbin/nginx",
     }
-    nginx = _fill_template("nginx.conf", {**values, "keys": str(proxy_keys)})
-    units = {name: _fill_unit(name, values) for name in ("superlink", "server", "proxy")}
-    owner, proxy_owner = _find_or_make_user(places.user), _find_or_make_user(proxy)
+    nginx, connection = (_fill_template(n, values) for n in ("nginx.conf", "connection.toml"))
+    units = _fill_units(places.units, values, "superlink", "server", "proxy")
+    owner, proxy_owner = (_find_or_make_user(u) for u in (places.user, f"{places.user}-proxy"))
     authority = _find_or_make_authority(places.authority, passphrase)
     for folder, whose, mode in (
         (keys, owner, 0o750),
@@ -231,22 +209,15 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
         (proxy_state, proxy_owner, 0o700),
         (places.runs, owner, 0o750),
     ):
-        _make_folder(folder, whose, mode)
+        folder.mkdir(parents=True, exist_ok=True)
+        _give_to_user(folder, whose, mode)
     certificates.make_server_keys(proxy_keys, authority, names=names, owner=proxy_owner)
     certificates.make_server_keys(keys, authority, stem="link", owner=owner)
     certificates.make_worker_secret(keys, "worker", owner)
-    connection = (
-        "[superlink]\ndefault = 'federation'\n\n[superlink.federation]\n"
-        f"address = '127.0.0.1:{places.link_port}'\nroot-certificates = '{keys / 'ca.crt'}'\n"
-    )
-    vouches = authority.certificate.read_bytes()
-    for path, content, whose in (
-        (keys / "ca.crt", vouches, owner),
-        (keys / "flwr" / "config.toml", connection.encode(), owner),
-        (proxy_keys / "ca.crt", vouches, proxy_owner),
-        (proxy_keys / "nginx.conf", nginx.encode(), proxy_owner),
-    ):
-        certificates.write_new(path, content, whose)
+    certificates.write_new(keys / "flwr" / "config.toml", connection.encode(), owner)
+    certificates.write_new(proxy_keys / "nginx.conf", nginx.encode(), proxy_owner)
+    for folder, whose in ((keys, owner), (proxy_keys, proxy_owner)):
+        certificates.write_new(folder / "ca.crt", authority.certificate.read_bytes(), whose)
     _write_units(places.units, units)
     where = f"{names[0] if names else 'SERVER'}:{places.port}"
     more = {"ca": str(authority.certificate), "ca_key": str(authority.key), "where": where}
@@ -258,9 +229,8 @@ def renew_server(places: ServerPlaces, passphrase: bytes) -> str:
     authority = certificates.find_authority(places.authority, passphrase)
     certificates.renew_certificate(places.proxy_keys, signed_by=authority)
     certificates.renew_certificate(places.folder, stem="link", signed_by=authority)
-    return "both certificates are signed for another year; now run:\n" + (
-        "  systemctl restart sottovoce-superlink sottovoce-server sottovoce-proxy\n"
-    )
+    units = "sottovoce-superlink sottovoce-server sottovoce-proxy"
+    return f"both certificates are signed for another year; now: systemctl restart {units}\n"
 
 
 def init_node(places: NodePlaces, terms: NodeTerms | None = None) -> str:
@@ -268,39 +238,29 @@ def init_node(places: NodePlaces, terms: NodeTerms | None = None) -> str:
 
     With terms the rows are copied to the client's folder, and the vault is all that is missing.
     """
-    if not places.ca.is_file():
-        raise InputError.of("ca", str(places.ca), "a file that exists", "the server sends ca.crt")
+    certificates.read_end(places.ca)  # it is one
     node, text = places.rows / "node.toml", None
     if terms is not None:
         text, rows = terms.to_toml(places.name), places.rows / f"rows{terms.rows.suffix}"
         for file in (node, rows):
             if file.exists() and not file.samefile(terms.rows):
                 raise InputError(f"{file} is there already; move it, or leave the rows out")
-    values = {
-        "name": places.name,
-        "server": places.server,
-        "keys": str(places.folder),
-        "data": str(places.rows),
-        "state": str(places.home),
-        "user": places.owner,
-        "port": str(places.port),
-        "bin": _find_bin(),
-        "python": sys.executable,
-        # Root would run a model of the client's own, which its user may change.
-        "as_user": f"runuser -u {places.owner} -- env " if os.geteuid() == 0 else "",
-    }
-    units = {name: _fill_unit(name, values) for name in NODE_UNITS}
+    same = "name server folder rows home owner port"
+    values = {key: str(getattr(places, key)) for key in same.split()} | {"python": sys.executable}
+    # Root would run a model of the client's own, which its user may change.
+    values["as_user"] = f"runuser -u {places.owner} -- env " if os.geteuid() == 0 else ""
+    units = _fill_units(places.units, values, *NODE_UNITS)
     text = text or _fill_template("node.toml", values)
-    _require_unused(places)
+    _require_unused(places, units)
     owner = _find_or_make_user(places.owner)
     for folder, mode in ((places.folder, 0o750), (places.rows, 0o700), (places.home, 0o700)):
-        _make_folder(folder, owner, mode)
+        folder.mkdir(parents=True, exist_ok=True)
+        _give_to_user(folder, owner, mode)
     certificates.make_node_key(places.folder, places.name, owner)
     certificates.make_worker_secret(places.folder, places.name, owner)
     certificates.write_new(places.folder / "ca.crt", places.ca.read_bytes(), owner)
     if terms is not None and rows.exists():
-        rows.chmod(0o600)
-        _give_to_user(rows, owner)
+        _give_to_user(rows, owner, 0o600)
     elif terms is not None:
         shutil.copyfile(terms.rows, certificates.write_new(rows, b"", owner))
     if not node.exists():
@@ -322,8 +282,7 @@ class Status(Verification):
 
     def to_json(self) -> dict[str, Any]:
         """Return one object."""
-        head = {"role": self.role, "name": self.name, "healthy": self.broken is None}
-        return head | asdict(self) | {"software": __version__}
+        return asdict(self) | {"healthy": self.broken is None, "software": __version__}
 
     def to_prometheus(self) -> str:
         """Return the text that Prometheus reads, also through the node exporter's textfiles."""
@@ -361,8 +320,9 @@ def read_node_status(path: Path, folder: Path) -> Status:
                 wrong = f"{node.vault} is spent: this client declines every request from now on"
     except SottovoceError as error:
         state = os.environ.get("SOTTOVOCE_STATE")
-        where = "" if state is None else f" (as the worker's user, with SOTTOVOCE_STATE={state})"
-        wrong = f"{error}{where}"
+        wrong = (
+            f"{error} (as the worker's user, with SOTTOVOCE_STATE={state})" if state else f"{error}"
+        )
     lost = [file for file in (node.data, *(node.sum_files or ())) if not file.is_file()]
     wanting = "is missing, and no request is answered without it; put it back"
     checks = (
@@ -377,10 +337,10 @@ def read_node_status(path: Path, folder: Path) -> Status:
 def read_server_status(places: ServerPlaces) -> Status:
     """Look at a server's certificates, services and newest run."""
     numbers: dict[str, float] = {}
-    proxy = places.proxy_keys / "server.crt"
+    folder = places.folder
     checks = (
-        _check_certificate("proxy certificate", proxy, places.folder, numbers),
-        _check_certificate("link certificate", places.folder / "link.crt", places.folder, numbers),
+        _check_certificate("proxy certificate", places.proxy_keys / "server.crt", folder, numbers),
+        _check_certificate("link certificate", folder / "link.crt", folder, numbers),
         *_check_services("superlink", "server", "proxy"),
         _check_newest_run(places.runs, numbers),
     )
@@ -407,9 +367,9 @@ def _check_newest_run(runs: Path, numbers: dict[str, float]) -> Check:
         status = "running"
     if status in ("running", "finished", "unknown"):  # unknown: there are no locks here
         return Check("run", f"{folder}: {status}, {rounds}", None)
+    wrong = f"{folder} is {status}, and `journalctl -u sottovoce-server` may say why; "
     can_resume = (folder / checkpoint.NAME).exists()
-    remedy = "run it again with resume=true" if can_resume else "start it anew in another folder"
-    wrong = f"{folder} is {status}, and `journalctl -u sottovoce-server` may say why; {remedy}"
+    wrong += "run it again with resume=true" if can_resume else "start it anew in another folder"
     return Check("run", f"{folder}: {status}, {rounds}", f"{wrong}, or move it out of {runs}")
 
 
@@ -422,10 +382,8 @@ def _check_certificate(name: str, path: Path, folder: Path, numbers: dict[str, f
     days, last = ((end - datetime.now(UTC)).days for end in ends)
     remedy = f"bring ca.key back and run `sottovoce server renew --folder {folder}`"
     if last < FEWEST_DAYS:  # nothing that it signs is valid for longer
-        remedy = (
-            "its authority ends too, so run `sottovoce server init` on the server with another "
-            "--folder and --authority, and give the new ca.crt to every client"
-        )
+        remedy = "its authority ends too, so the server needs `sottovoce server init` with another "
+        remedy += "--folder and --authority, and every client the new ca.crt"
     wrong = f"{path} is valid for {days} more days; {remedy}" if days < FEWEST_DAYS else None
     return Check(name, f"{path.name} is valid until {ends[0]:%Y-%m-%d}", wrong)
 
@@ -446,63 +404,61 @@ def _check_services(*names: str) -> list[Check]:
 def _find_or_make_authority(folder: Path, passphrase: bytes) -> certificates.Authority:
     if (folder / "ca.crt").exists():
         return certificates.find_authority(folder, passphrase)
-    if len(passphrase) < 8:
-        remedy = "it protects ca.key"
-        raise InputError.of("passphrase", f"{len(passphrase)} characters", "at least 8", remedy)
+    if (given := len(passphrase)) < 8:
+        raise InputError.of("passphrase", given, "at least 8 characters", "it protects ca.key")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return certificates.make_authority(folder, passphrase=passphrase)
 
 
-def _require_unused(places: NodePlaces) -> None:
+def _require_unused(places: NodePlaces, units: Iterable[Path]) -> None:
     """Refuse a second client of a machine, and an account as whose other services may run."""
-    files = [places.units / f"sottovoce-{name}.service" for name in NODE_UNITS]
-    files = [file for file in files if file.exists()]
+    files = [unit for unit in units if unit.exists()]
     files += [places.folder] if any(places.folder.glob("*")) else []
     if files:
+        found = ", ".join(map(str, files))
         raise InputError(
-            f"a machine has one client, and it has files of one already "
-            f"({', '.join(map(str, files))}); set a second one up on another machine or in a "
-            "container of its own, or, to replace this one, stop its services and move these away"
+            f"a machine has one client, and here are files of one ({found}); set a second one up "
+            "elsewhere or in a container, or, to replace this one, stop it and move these away"
         )
     if places.user is None and _find_user(places.owner) is not None:
         raise InputError(
-            f"{places.owner} is a user of this machine already, and what else runs as it could "
-            f"read this client's key; name another by --user, or say --user {places.owner} where "
-            "it is this client's alone"
+            f"{places.owner} is a user of this machine already, and may run what must not read the "
+            f"key; name another by --user, or say --user {places.owner} if it runs nothing else"
         )
 
 
-def _fill_unit(name: str, values: dict[str, str]) -> str:
+def _fill_units(folder: Path, values: dict[str, str], *names: str) -> dict[Path, str]:
     hardening = (HERE / "hardening").read_text("utf-8").rstrip()
-    filled = {"quiet": QUIET, "bin": _find_bin(), **values, "hardening": hardening}
-    return _fill_template(f"{name}.service", filled)
+    filled = {**values, "bin": str(Path(sys.executable).parent), "hardening": hardening}
+    units = {folder / f"sottovoce-{name}.service": f"{name}.service" for name in names}
+    return {path: _fill_template(name, filled) for path, name in units.items()}
 
 
-def _write_units(folder: Path, units: Mapping[str, str]) -> None:
+def _write_units(folder: Path, units: Mapping[Path, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in units.items():
-        (folder / f"sottovoce-{name}.service").write_text(text)
+    for path, text in units.items():
+        path.write_text(text)
 
 
 def _fill_template(name: str, values: dict[str, str]) -> str:
     text = (HERE / name).read_text("utf-8")
     for key, value in values.items():
         is_plain = not any(c.isspace() or c in "'\"\\;{}$%" for c in value)
-        if not is_plain and key not in ("hardening", "quiet", "as_user"):
+        if not is_plain and key not in ("hardening", "as_user"):
             raise InputError.of(key, value, "without spaces and quotes", "name it plainly")
         text = text.replace(f"{{{{{key}}}}}", value)
     assert "{{" not in text, name
     return text
 
 
-def _find_bin() -> str:
-    return str(Path(sys.executable).parent)
-
-
 def _require_user(name: str) -> None:
     if not USER.fullmatch(name):
-        bound = "a name of small letters, digits, _ -"
-        raise InputError.of("user", name, bound, "give one by --user")
+        raise InputError.of("user", name, "small letters, digits and _ -", "give one by --user")
+
+
+def _require_range(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise InputError.of(name, value, f"from 1 to {most:,}", "choose another")
 
 
 def _find_user(name: str) -> certificates.Owner | None:
@@ -519,21 +475,12 @@ def _find_or_make_user(name: str) -> certificates.Owner | None:
     if os.geteuid() == 0 and _find_user(name) is None:
         words = ["useradd", "--system", "--user-group", "--shell", "/usr/sbin/nologin"]
         words += ["--home-dir", f"/var/lib/{name}", "--no-create-home", name]
-        try:
-            subprocess.run(words, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            raise InputError(
-                f"useradd could not make the user {name}; make it yourself, then add --user"
-            ) from None
+        if subprocess.run(words).returncode:
+            raise InputError(f"useradd did not make the user {name}; make it, then add --user")
     return _find_user(name)
 
 
-def _make_folder(path: Path, owner: certificates.Owner | None, mode: int) -> None:
-    path.mkdir(parents=True, exist_ok=True)
+def _give_to_user(path: Path, owner: certificates.Owner | None, mode: int) -> None:
     path.chmod(mode)
-    _give_to_user(path, owner)
-
-
-def _give_to_user(path: Path, owner: certificates.Owner | None) -> None:
     if owner is not None:
         os.chown(path, *owner, follow_symlinks=False)
