@@ -532,8 +532,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_federation_promises.py::test_dealt_rows_are_in_folders_for_their_owner_alone",
         (
             (
-                "(out / NODES).mkdir(mode=0o700, exist_ok=True)",
-                "(out / NODES).mkdir(exist_ok=True)",
+                "(out / NODES).mkdir(mode=0o700)",
+                "(out / NODES).mkdir()",
             ),
             ("    folder.mkdir(mode=0o700)\n", "    folder.mkdir()\n"),
         ),
