@@ -261,6 +261,45 @@ def test_no_word_of_an_error_is_in_what_a_task_ended_with(monkeypatch, written):
     assert tasks.pushed == [(None, "failed", client_app.SORRY)]
 
 
+def test_a_server_that_stops_its_run_ends_no_answer_in_the_middle(monkeypatch):
+    """Flower's heartbeat then interrupts the fork, and a client would stop after two such ends."""
+    message = Message(RecordDict({}), 1, "train")
+    message.metadata.__dict__["_message_id"] = "m"
+    tasks = Tasks(monkeypatch, lambda _: (message, SimpleNamespace(), None, None))
+    before = signal.getsignal(signal.SIGINT)
+
+    def answer(message, context):
+        signal.raise_signal(signal.SIGINT)
+        return "stored"
+
+    try:
+        worker.answer_message("127.0.0.1:9", answer, "t")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [sent[0] for sent in tasks.pushed[:1]] == ["stored"]
+    assert tasks.pushed[1][1] == "completed"
+
+
+def test_a_thread_that_fails_leaves_its_kind_in_the_log(monkeypatch, written):
+    """Flower's heartbeat, say, when its SuperNode was started again meanwhile."""
+
+    def work(token):
+        def fails():
+            raise RuntimeError(SECRET)
+
+        thread = threading.Thread(target=fails)
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(worker.os, "_exit", lambda code: None)
+    monkeypatch.setattr(worker.keeper, "find_prctl", lambda: lambda *_: None)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    worker._run_child(work, "t")
+    lines = written.getvalue()
+    assert "a thread ended: RuntimeError" in lines
+    assert SECRET not in lines
+
+
 def test_a_supernode_without_a_node_file_is_told_how_to_name_one(written):
     assert asked_of({}).error.reason == client_app.SORRY
     assert "--node-config" in written.getvalue()

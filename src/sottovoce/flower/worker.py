@@ -23,8 +23,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +81,8 @@ def serve_messages(node: str, app: ClientApp, secret: bytes) -> None:
     The next one is taken when the last is answered: a node has one vault, for one process.
     """
     # Told to end, a fork that still waits for its message gives up; one that works goes on.
-    take_tasks(
-        connect(node, None, secret),
-        "flwr-clientapp",
-        lambda token: answer_message(node, app, token),
-        ask_to_end=signal.SIGTERM,
-    )
+    work, runtime = partial(answer_message, node, app), connect(node, None, secret)
+    take_tasks(runtime, "flwr-clientapp", work, ask_to_end=signal.SIGTERM)
 
 
 def connect(address: str, authority: bytes | None, secret: bytes) -> RuntimeHttpClient:
@@ -153,6 +151,8 @@ def answer_message(node: str, app: ClientApp, token: str) -> None:
     try:
         with _limit_time(INPUT):
             message, context, _run, _bundle = pull_task_input(client)
+        # A server that stops its run ends no answer between its debit and its upload.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         push_message(client, _answer(app, message, context), context)
         outcome, details = "completed", ""
         log.info("answered a message (%s)", message.metadata.message_type)
@@ -196,6 +196,7 @@ def _run_child(work: Callable[[str], None], token: str) -> None:
     try:
         # It ends with its worker: another one may be asked, and a vault has room for one.
         keeper.find_prctl()(keeper.PR_SET_PDEATHSIG, signal.SIGKILL)
+        threading.excepthook = lambda end: log.error("a thread ended: %s", end.exc_type.__name__)
         work(token)
         code = 0
     except Exception as error:
@@ -270,8 +271,7 @@ def read_secret(path: Path) -> bytes:
         why = f"a file that can be read ({error.strerror})"
         raise InputError.of("secret", str(path), why, remedy) from None
     if len(secret) < SHORTEST_SECRET:
-        least = f"at least {SHORTEST_SECRET} bytes long"
-        raise InputError.of("secret", len(secret), least, remedy)
+        raise InputError.of("secret", len(secret), f"at least {SHORTEST_SECRET} bytes long", remedy)
     return secret
 
 

@@ -336,8 +336,7 @@ def read_node_status(path: Path, folder: Path) -> Status:
 
 def read_server_status(places: ServerPlaces) -> Status:
     """Look at a server's certificates, services and newest run."""
-    numbers: dict[str, float] = {}
-    folder = places.folder
+    folder, numbers = places.folder, dict[str, float]()
     checks = (
         _check_certificate("proxy certificate", places.proxy_keys / "server.crt", folder, numbers),
         _check_certificate("link certificate", folder / "link.crt", folder, numbers),
