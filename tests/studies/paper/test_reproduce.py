@@ -298,6 +298,30 @@ def test_quick_and_full_results_never_mix(tmp_path):
         reproduce.reproduce(["fig2"], quick=True, out=tmp_path / "full", quiet=True)
 
 
+def test_finished_runs_of_another_figure_stay_until_that_figure_is_finished(tmp_path):
+    """An interrupted fig5 has runs in the journal only: making fig2 beside it keeps them."""
+    cell, seed = reproduce.list_missing(load_figure("fig5"), True, {})[0]
+    run = outcomes.Outcome(loss=0.5, rounds=3, epsilon=1.0, delta=1e-3)
+    outcomes.append_run(tmp_path, cell.key, seed, run)
+    reproduce.reproduce(["fig2"], quick=True, out=tmp_path, quiet=True)
+    assert outcomes.read_runs(tmp_path)[cell.key, seed] == run
+
+
+@pytest.mark.parametrize("name", ["frontier", "horizon"])
+def test_a_quick_study_never_replaces_full_results_nor_ends_their_journal(name, tmp_path):
+    shutil.copytree(ROOT / "results" / name, tmp_path / "out" / name)
+    kept = {path: path.read_bytes() for path in (tmp_path / "out" / name).iterdir()}
+    with pytest.raises(InputError, match=rf"{name}/\w+\.json there is full: name another folder"):
+        reproduce.reproduce_study(name, quick=True, out=tmp_path / "out", quiet=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "out" / name).iterdir()} == kept
+    run = outcomes.Outcome(accuracy=0.5, rounds=3, epsilon=1.0, delta=1e-3)
+    stopped = tmp_path / "stopped"
+    stopped.mkdir()
+    outcomes.append_run(stopped, "another panel's", 1, run)
+    outcomes.save_study(stopped, name, "", "", [], {})
+    assert outcomes.read_runs(stopped) == {("another panel's", 1): run}
+
+
 def test_a_folder_of_neither_kind_has_no_page(tmp_path):
     with pytest.raises(RunError, match="neither a run nor figures"):
         reproduce.write_page(tmp_path)

@@ -162,11 +162,11 @@ def reproduce(
         for job in jobs
         if all((job.key, seed) in runs for seed in job.seeds)
     ]
-    text = store.format_results(
-        {"schema": SCHEMA, "quick": quick}, {"points": [vars(point) for point in points]}
-    )
+    rows = [vars(point) for point in points]
+    text = store.format_results({"schema": SCHEMA, "quick": quick}, {"points": rows})
     write_file(folder / f"{NAME}.json", text.encode())
-    outcomes.save_study(folder, NAME, format_table(points), draw_curves(points), absent)
+    done = outcomes.list_runs(rows)
+    outcomes.save_study(folder, NAME, format_table(points), draw_curves(points), absent, done)
     return points
 
 

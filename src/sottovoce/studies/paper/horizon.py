@@ -90,9 +90,7 @@ def reproduce(
     for name in only or (["digits"] if quick else panels):
         cells = list(list_cells(name, quick))
         seeds = range(1, 2 if quick else panels[name]["seeds"] + 1)
-        rows = [vars(point) | {"delta": 0.0} for point in read_panel(folder, name)]
-        runs = outcomes.list_runs(rows)
-        runs |= outcomes.read_runs(folder)
+        runs = _list_runs(read_panel(folder, name)) | outcomes.read_runs(folder)
         missing = [(c, seed, None) for c in cells for seed in seeds if (c.key, seed) not in runs]
         if missing_data := train(missing, folder):
             absent += missing_data
@@ -110,8 +108,13 @@ def reproduce(
         text = store.format_results(head, {"points": points})
         write_file(folder / f"{name}.json", text.encode())
     found = read_panels(folder)
-    outcomes.save_study(folder, NAME, format_tables(found), draw_panels(found), absent)
+    done = _list_runs([point for points in found.values() for point in points])
+    outcomes.save_study(folder, NAME, format_tables(found), draw_panels(found), absent, done)
     return found
+
+
+def _list_runs(points: Sequence[RulePoint]) -> outcomes.Runs:
+    return outcomes.list_runs([vars(point) | {"delta": 0.0} for point in points])
 
 
 def read_panel(folder: Path, name: str) -> list[RulePoint]:

@@ -195,17 +195,36 @@ def append_run(folder: Path, key: str, seed: int, outcome: Outcome) -> None:
 
 def read_runs(folder: Path) -> Runs:
     """Return every run that the folder holds, from its figures and its journal."""
+    return read_finished(folder) | read_journal(folder)
+
+
+def read_finished(folder: Path) -> Runs:
+    """Return the runs of the folder's figures."""
     runs: Runs = {}
     for path in sorted(folder.glob("*.json")):
         # A figure of pictures knows more of a run than the others that share it.
         with_pictures = {key: run for key, run in runs.items() if run.pictures}
         content = read_figure(path)
         runs |= list_runs(content.get("cells", []), content.get("made", [])) | with_pictures
+    return runs
+
+
+def read_journal(folder: Path) -> Runs:
+    """Return the runs of the folder's journal."""
 
     def parse(line: dict[str, Any]) -> tuple[tuple[str, int], Outcome]:
         return (str(line.pop("key")), int(line.pop("seed"))), _read_outcome(line)
 
-    return runs | dict(store.read_lines(folder, parse, "reproduce again"))
+    return dict(store.read_lines(folder, parse, "reproduce again"))
+
+
+def end_journal(folder: Path, finished: Runs) -> None:
+    """Remove the journal if `finished` has every run of it; else another study goes on from it."""
+    runs = read_journal(folder)
+    if all(
+        key in finished and bool(finished[key].pictures) >= bool(runs[key].pictures) for key in runs
+    ):
+        store.remove_journal(folder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,7 +344,7 @@ class ScoredSeeds:
 
 
 def save_study(
-    folder: Path, name: str, table: str, drawing: str, missing_data: Iterable[str]
+    folder: Path, name: str, table: str, drawing: str, missing_data: Iterable[str], finished: Runs
 ) -> None:
     """Write the table and the picture of a study that has many curves, and end its journal.
 
@@ -335,7 +354,7 @@ def save_study(
     write_file(folder / f"{name}.svg", drawing.encode())
     if sentences := list(dict.fromkeys(missing_data)):
         raise DataError(f"the {name} is not complete: {' '.join(sentences)}")
-    store.remove_journal(folder)
+    end_journal(folder, finished)
 
 
 def list_values(runs: Sequence[Outcome]) -> dict[str, list[Any]]:

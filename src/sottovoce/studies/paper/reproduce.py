@@ -321,8 +321,7 @@ def reproduce(
             continue
         result.save(folder)
         write_drawing(result, folder)
-    if not absent:
-        store.remove_journal(folder)
+    outcomes.end_journal(folder, outcomes.read_finished(folder))
     write_page(folder)
     if not quiet:
         made = f"{len(wanted) - len(skipped)} figures in {time.monotonic() - began:.0f} s"
@@ -401,12 +400,15 @@ def _open_folder(out: Path, quick: bool) -> Path:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError.of("--out", str(out), "a folder", f"{error.strerror}") from None
-    for path in out.glob("*.json"):
-        content = outcomes.read_figure(path)
-        if content and content["quick"] != quick:
-            kind = "quick" if content["quick"] else "full"
-            remedy = f"{path.name} there is {kind}: name another folder"
-            raise InputError.of("--out", str(out), f"a folder without {kind} results", remedy)
+    for study in (frontier, horizon, outcomes):  # an outcome is one of a figure, in `out` itself
+        for path in sorted((out / getattr(study, "NAME", "")).glob("*.json")):
+            content = store.read_results(path, study.SCHEMA)
+            with store.refuse_damage(path):
+                is_quick = content["quick"] if content else quick
+            if is_quick != quick:
+                kind = "quick" if is_quick else "full"
+                remedy = f"{path.relative_to(out)} there is {kind}: name another folder"
+                raise InputError.of("--out", str(out), f"a folder without {kind} results", remedy)
     return out
 
 
