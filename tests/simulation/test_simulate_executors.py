@@ -85,6 +85,34 @@ def test_errors_of_a_worker_are_the_errors_of_the_sweep(monkeypatch):
         simulate_many([SHORT], seeds=[1], on=LateExecutor())
 
 
+@pytest.mark.parametrize("together", [1, 4], ids=["one by one", "together"])
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_run_that_fails_loses_none_that_others_finished(where, together, monkeypatch):
+    """Nor the name of the error; whichever fails, those that ended come first."""
+    ended, finish = set(), simulate._finish_run
+
+    def fail_for_seed_2(i, run, *rest):
+        if run.seed == 2:
+            raise ValueError("a metric that cannot be")
+        ended.add(run.seed)
+        return finish(i, run, *rest)
+
+    monkeypatch.setattr(simulate, "_finish_run", fail_for_seed_2)
+    executor = LateExecutor() if where == "elsewhere" else None
+    if executor is not None:
+        executor.together = together
+    how = {"seeds": [1, 2, 3, 4], "on": executor, "together": together > 1 or None}
+    sort = RunError if executor is not None else ValueError
+    yielded = []
+    with pytest.raises(sort, match="a metric that cannot be"):
+        yielded.extend(run.record["seed"] for _, run in simulate_each([SHORT], **how))
+    assert set(yielded) == ended >= {1}
+    with pytest.raises(sort, match="a metric that cannot be") as caught:
+        simulate_many([SHORT], **how)
+    found = {i: run.record["seed"] for i, run in caught.value.finished.items()}
+    assert found == {seed - 1: seed for seed in ended}
+
+
 def test_a_sweep_that_is_left_cancels_what_has_not_begun():
     class Waiting(Executor):
         futures: list[Future] = []  # noqa: RUF012

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -470,14 +470,25 @@ def simulate_many(
     `on` spreads the runs over other processes: "ray" over this machine (or the cluster that
     RAY_ADDRESS names), "ray:ADDRESS" over a cluster, or an `Executor` of concurrent.futures.
 
+    An error, and a KeyboardInterrupt, has the runs that ended as `finished`, by their index.
+
     >>> plan = Plan(rounds={"schedule": "fixed", "rounds": 2})
     >>> runs = simulate_many([plan, plan.replace("privacy.epsilon=1")], seeds=[1, 2])
     >>> [run.record["seed"] for run in runs]
     [1, 2, 1, 2]
     """
     given = _collect_arrays(data, validation, test, person)
-    sweep = simulate_each(plans, seeds=seeds, given=given, model=model, together=together, on=on)
-    runs = dict(sweep)
+    how: Any = {"given": given, "model": model, "together": together, "on": on}
+    return _gather_runs(simulate_each(plans, seeds=seeds, **how))
+
+
+def _gather_runs(sweep: Iterator[tuple[int, Trained]]) -> list[Trained]:
+    runs: dict[int, Trained] = {}
+    try:
+        runs.update(sweep)
+    except BaseException as error:
+        cast(Any, error).finished = runs
+        raise
     if not runs:
         raise InputError("plans and seeds must have one entry or more, got none; list them")
     return [runs[i] for i in range(len(runs))]
@@ -549,7 +560,8 @@ def _play_jobs(
                 while over and (over[0].done() or not (together and live)):
                     yield over.popleft().result()
         except (Exception, KeyboardInterrupt):
-            yield from (task.result() for task in over)  # what is done is not lost
+            # What is done is not lost.
+            yield from (task.result() for task in over if task.exception() is None)
             raise
         finally:
             thread.shutdown(wait=False, cancel_futures=True)
@@ -639,21 +651,37 @@ def describe_place(federation: Federation) -> str:
 def play_portion(
     jobs: Sequence[Job], given: Given | None, model: Any, together: bool | None, version: str
 ) -> list[Trained] | SottovoceError:
-    """Play some runs of a sweep in a worker; an error comes back as a value, however carried."""
+    """Play some runs of a sweep in a worker; an error comes back as a value, however carried.
+
+    It has the runs that ended before it, as `finished`.
+    """
     try:
         if version != __version__:
             remedy = "install one version on all machines"
             return InputError.of("sottovoce of a worker", __version__, version, remedy)
-        runs = dict(_play_jobs(jobs, given, model, together))
-    except SottovoceError as error:
+        return _gather_runs(_play_jobs(jobs, given, model, together))
+    except Exception as error:
+        return _name_failure(error)
+
+
+def _name_failure(error: Exception) -> SottovoceError:
+    """Return one of our errors as it is, and another, of an executor or a model of the user's."""
+    if isinstance(error, SottovoceError):
         return error
-    return [runs[i] for i in range(len(runs))]
+    named = RunError(f"a worker failed ({error!r:.300}); what is stored is kept")
+    cast(Any, named).finished = getattr(error, "finished", {})
+    named.__cause__ = error
+    return named
 
 
 def _spread_jobs(
     jobs: Sequence[Job], given: Given | None, model: Any, together: bool | None, executor: Executor
 ) -> Iterator[tuple[int, Trained]]:
-    """Yield the runs of a sweep as workers finish them: one by one, or those trained together."""
+    """Yield the runs of a sweep as workers finish them: one by one, or those trained together.
+
+    Once one fails nothing more is begun, and the error is raised after what others still finish.
+    """
+    failed: SottovoceError | None = None
     size = getattr(executor, "together", 1) if together is None else TOGETHER if together else 1
     sent: dict[Future[list[Trained] | SottovoceError], range] = {}
     try:
@@ -663,15 +691,21 @@ def _spread_jobs(
             sent[task] = range(k, k + len(work))
         while sent:
             for task in wait(sent, timeout=0.2, return_when=FIRST_COMPLETED).done:
+                indices = sent.pop(task)
                 try:
                     portion = task.result()
-                except Exception as error:  # of the executor, or of a model of the user's
-                    why = f"a worker failed ({error!r:.300}); what is stored is kept"
-                    raise RunError(why) from error
+                except Exception as error:
+                    portion = _name_failure(error)
                 if isinstance(portion, SottovoceError):
-                    raise portion
-                yield from zip(sent.pop(task), portion, strict=True)
+                    failed = failed or portion
+                    sent = {other: some for other, some in sent.items() if not other.cancel()}
+                    ended: dict[int, Trained] = getattr(portion, "finished", {})
+                    yield from ((indices[i], trained) for i, trained in ended.items())
+                else:
+                    yield from zip(indices, portion, strict=True)
             check_interrupts()
+        if failed is not None:
+            raise failed
     finally:
         for task in sent:
             task.cancel()
