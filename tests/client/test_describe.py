@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from itertools import combinations
 
@@ -23,6 +24,7 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL
 from sottovoce.reports.certificate import export_description
 from sottovoce.simulation.secure import describe_plan
+from support.hostile_values import assert_escaped
 
 dp.enable_features("contrib", "honest-but-curious", "idealized-numerics")
 
@@ -317,6 +319,14 @@ def test_the_command_prints_and_writes(table, monkeypatch):
     assert "600 rows, 3 columns and the label" in page
     assert "differentially private" in page
     values = json.loads((folder / "said" / "description.json").read_text("utf-8"))
+
+    def describe_again() -> str:
+        export_description(values, folder / "again")
+        text = (folder / "again" / "description.html").read_text("utf-8")
+        shutil.rmtree(folder / "again")
+        return text
+
+    assert_escaped(describe_again)
     values["released"]["mean"].pop()
     (folder / "short.json").write_text(json.dumps(values))
     with pytest.raises(DataError, match="not those of its columns"):

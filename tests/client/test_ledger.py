@@ -21,8 +21,9 @@ from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, fingerprint, fingerprint_file
 from sottovoce.errors import DatasetChanged, InputError, PolicyRefusal, RunError, VaultRefusal
 from sottovoce.privacy.tank import FULL
-from sottovoce.reports.certificate import export_certificate
+from sottovoce.reports.certificate import export_certificate, render_certificate
 from support.command_line import run_command
+from support.hostile_values import assert_escaped
 from support.vault_damage import unguarded_file
 from support.vault_play import request
 
@@ -362,6 +363,7 @@ def test_a_certificate_says_everything_and_loads_nothing(place, tmp_path):
                  "7 uploads in 2 runs", "the policy was tightened"):  # fmt: skip
         assert part in words, part
     assert words.count("burnt") >= 2
+    assert_escaped(lambda: render_certificate(told))
     # Who knows all records but one could try that one against it, without any noise in the way.
     assert told.dataset not in text + json.dumps(stored)
     assert "http" not in text.replace("http-equiv", "")

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import math
+import random
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 
+from sottovoce import Plan, simulate
 from sottovoce.errors import RunError
 from sottovoce.privacy.budget import LEAKS, NOT_COVERED
 from sottovoce.reports import charts, render_report, write_report
@@ -29,6 +31,7 @@ from sottovoce.reports.progress import LineDisplay
 from sottovoce.reports.run import CheckedRun, group_by_budget
 from sottovoce.runs.checkpoint import RoundDone
 from support.example_record import example
+from support.random_edits import edit_randomly
 
 BANNER = (
     "Simulation: this is what a deployment of this plan would guarantee; "
@@ -680,6 +683,55 @@ def test_no_single_damage_escapes_as_another_error(calibration, no_drawing):
     assert pages > 200
     assert len(refusals) > 200
     assert not [sentence for sentence in refusals if "\n" in sentence or "; " not in sentence]
+
+
+@pytest.fixture(scope="module")
+def real_runs():
+    """Records with all that one may have, of classes and of numbers, and their traces."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 4))
+    y = x[:, 0] + rng.normal(size=600)
+    plan = Plan(rounds={"schedule": "fixed", "rounds": 2}, data={"clients": 4})
+    classes = plan.replace("metric=auroc", "model.name=softmax", "local.steps=2")
+    numbers = plan.replace("model.name=softmax", "model.loss=squared", "data.target=[-4,4]")
+    runs = simulate(classes, (x, (y > 1).astype(int)), seed=1), simulate(numbers, (x, y), seed=1)
+    noise = np.ones((2, 4))
+    return [(json.loads(json.dumps(run.record)), {"sigma": noise, "mu2": noise}) for run in runs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("edits", "drawn"), [(1500, False), (25, True)])
+def test_random_edits_of_a_real_record_give_a_page_or_one_sentence(
+    edits, drawn, real_runs, request, tmp_path
+):
+    """With drawings for few of them, which take longest; the page can always be written."""
+    if not drawn:
+        request.getfixturevalue("no_drawing")
+    rng, pages, refusals = random.Random(1), 0, []
+    while edits:
+        record, trace = rng.choice(real_runs)
+        edited, done = edit_randomly(record, rng)
+        try:
+            page = render_report(edited, trace)
+        except RunError as error:
+            refusals.append(str(error))
+            edits -= not drawn
+        except Exception as error:
+            pytest.fail(f"{done}: {error!r}")
+        else:
+            (tmp_path / "report.html").write_text(page, "utf-8")
+            pages += 1
+            edits -= 1
+    assert pages >= (25 if drawn else 200)
+    assert not [sentence for sentence in refusals if "\n" in sentence or "; " not in sentence]
+
+
+@pytest.mark.parametrize(
+    "odd", [np.ones((1, 2), complex), np.full((1, 2), "x"), np.zeros((1, 2), [("a", float)])]
+)
+def test_a_trace_without_numbers_is_one_sentence(odd):
+    with pytest.raises(RunError, match=r"sigma of trace\.npz holds no numbers.*; "):
+        render_report(example(clients=2, stop_after=1)[0], {"sigma": odd})
 
 
 # The schema

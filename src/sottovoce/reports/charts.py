@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,7 +111,8 @@ def embed_svg(drawing: Markup, name: str) -> Markup:
     kept = re.findall(r'(?:viewBox|role|aria-label)="[^"]*"', head)
     body = re.sub(r"<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="patch_1">.*?</g>', "", body, count=1, flags=re.DOTALL)
-    body = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", body)
+    prefix = quote(name, safe="").replace("%", "_")  # of any name, an id that ends nothing
+    body = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
     for colour, variable in zip(_COLOURS, _VARIABLES, strict=True):
         body = body.replace(f": {colour}", f": var(--{variable}, {colour})")
     spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'

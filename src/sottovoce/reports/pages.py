@@ -24,7 +24,8 @@ def render_page(template: str, **context: Any) -> str:
     >>> "<title>a &lt; b</title>" in page, "Content-Security-Policy" in page
     (True, True)
     """
-    return load_templates().get_template(template).render(**context)
+    page = load_templates().get_template(template).render(**context)
+    return page.encode("utf-8", "replace").decode()  # JSON may hold half a character
 
 
 @cache

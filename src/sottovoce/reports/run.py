@@ -10,6 +10,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -104,18 +105,14 @@ class CheckedRun:
 'something else'; use the version of sottovoce that wrote it
         """
         parsed = record if isinstance(record, Record) else Record.parse(record)
-        try:
+        with _refuse_damage():
             return cls._convert(parsed, dict(trace or {}))
-        except KeyError as error:
-            raise RunError(f"record.json is damaged, it lacks {error}; {AGAIN}") from error
-        except (TypeError, ValueError, OverflowError, IndexError) as error:
-            raise RunError(
-                f"record.json or trace.npz is damaged ({why(error)}); {AGAIN}"
-            ) from error
 
     @classmethod
     def _convert(cls, record: Record, trace: dict[str, Any]) -> Self:
         rounds, guarantee = record.rounds, record.guarantee or _replace_guarantee(record)
+        if odd := [name for name in trace if np.asarray(trace[name]).dtype.kind not in "fiu"]:
+            raise ValueError(f"{odd[0]} of trace.npz holds no numbers")
         epsilon, delta = guarantee["epsilon"], guarantee["delta"]
         if record.guarantee is not None and not (1e-6 <= epsilon <= 1e13 and 0 < delta < 1):
             raise ValueError(f"({epsilon}, {delta}) is no (ε, δ)")
@@ -218,6 +215,22 @@ class CheckedRun:
         if self.clients is not None:
             return math.sqrt(float(np.nanmax(self.clients.capacity)))
         return math.sqrt(float(calibrations.capacity(epsilon, delta, calibration=kind)))
+
+
+@contextmanager
+def _refuse_damage() -> Iterator[None]:
+    """While the figures of a run are used: say in one sentence what is wrong with them."""
+    from jinja2 import UndefinedError
+
+    try:
+        with np.errstate(all="ignore"):  # of damaged figures
+            yield
+    except KeyError as error:
+        raise RunError(f"record.json is damaged, it lacks {error}; {AGAIN}") from error
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+        raise RunError(f"record.json or trace.npz is damaged ({why(error)}); {AGAIN}") from error
+    except UndefinedError as error:
+        raise RunError(f"record.json is damaged ({why(error)}); {AGAIN}") from error
 
 
 def read_run(folder: Path) -> CheckedRun:
@@ -364,6 +377,7 @@ def render_card(record: Mapping[str, Any], folder: Path | None = None) -> str:
     ).format(describe_run(run), " ".join(said), charts.draw_loss(run), link)
 
 
+@_refuse_damage()
 def _render(run: CheckedRun) -> str:
     mu, headline, record = run.attacker_mu(), describe_run(run), run.record
     codes, result = run.guarantee["not_covered"], record.result

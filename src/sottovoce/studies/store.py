@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jinja2 import UndefinedError
+
 from sottovoce.data.files import why
 from sottovoce.errors import RunError
 
 JOURNAL = "runs.jsonl"
 Run = TypeVar("Run")
 #: What parsing raises where a file does not hold what it should.
-DAMAGE = (LookupError, TypeError, ValueError, AttributeError)
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError)
 
 
 def append_line(folder: Path, content: Mapping[str, Any]) -> None:

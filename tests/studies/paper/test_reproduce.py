@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 
 import sottovoce.studies.paper
 from sottovoce.errors import DataError, InputError, RunError
 from sottovoce.plan import Plan
+from sottovoce.reports import charts
 from sottovoce.studies import store
 from sottovoce.studies.paper import definition, outcomes, page, reproduce
 from sottovoce.studies.paper.definition import (
@@ -34,9 +37,11 @@ from sottovoce.studies.paper.outcomes import CHECKS, compute_interval, judge
 from support import ROOT, claims
 from support.command_line import run_command
 from support.example_results import DIGITS, fill, result
+from support.random_edits import edit_randomly
 
 FIGURES = list_figures()
 SWEEPS = tuple(name for name in FIGURES if load_figure(name).kind != "moments")
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 COMPARISONS = ("fig8", "fig9", "fig11", "fig12", "fig13")
 
 # --- definitions -------------------------------------------------------------------------------
@@ -325,6 +330,43 @@ def test_a_quick_study_never_replaces_full_results_nor_ends_their_journal(name, 
 def test_a_folder_of_neither_kind_has_no_page(tmp_path):
     with pytest.raises(RunError, match="neither a run nor figures"):
         reproduce.write_page(tmp_path)
+
+
+@pytest.mark.slow
+def test_random_edits_of_finished_figures_give_a_page_or_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(charts, "draw_svg", lambda *_, **__: Markup("<svg></svg>"))
+    figures = {name: json.loads(result(name).text()) for name in ("fig2", "fig8", "fig9")}
+    rng, refusals = random.Random(1), []
+    for _ in range(150):
+        name = rng.choice(list(figures))
+        edited, done = edit_randomly(figures[name], rng)
+        (tmp_path / f"{name}.json").write_text(json.dumps(edited), "utf-8")
+        try:
+            reproduce.write_page(tmp_path)
+        except RunError as error:
+            refusals.append(str(error))
+        except Exception as error:
+            pytest.fail(f"{done}: {error!r}")
+        (tmp_path / f"{name}.json").unlink()
+    assert 20 < len(refusals) < 130
+    assert not [sentence for sentence in refusals if "\n" in sentence or "; " not in sentence]
+
+
+@pytest.mark.parametrize("name", [HOSTILE, r"fig2\g<2>", "../fig2", "a b"])
+def test_a_hostile_name_of_a_figure_is_refused_and_adds_nothing_to_a_drawing(name, tmp_path):
+    content = json.loads(result("fig2").text()) | {"figure": name}
+    (tmp_path / "fig2.json").write_text(json.dumps(content), "utf-8")
+    with pytest.raises(RunError, match=r"fig2\.json is damaged \(.* has a wrong name"):
+        reproduce.write_page(tmp_path)
+    drawn = page.draw_panel(page.list_pictures(result("fig2"))[0], name)
+    plain = page.draw_panel(page.list_pictures(result("fig2"))[0], "fig2")
+    assert re.findall("<[^ >]*", drawn) == re.findall("<[^ >]*", plain)
+    assert drawn.count('"') == plain.count('"')
+
+
+def test_a_setting_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InputError, match="setting must be one of census, cifar, mnist, got"):
+        load_setting("../settings/mnist")
 
 
 # --- the command and the documents -------------------------------------------------------------

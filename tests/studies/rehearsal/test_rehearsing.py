@@ -9,6 +9,7 @@ import os
 import shutil
 import sqlite3
 import sys
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,7 @@ from sottovoce.studies.rehearsal.standin import (
 )
 from sottovoce.studies.store import JOURNAL
 from support.command_line import run_command
+from support.hostile_values import assert_escaped
 
 COLUMNS = {"age": [0, 99], "sex": ["f", "m"], "job": ["a", "b", "c"], "rich": ["no", "yes"]}
 KEEP = ("rounds.schedule", "server")
@@ -606,6 +608,7 @@ def test_the_page_shows_surface_choice_and_cost(rehearsed):
     assert len(found) >= 9
     at = rehearsed.setting[ROUNDS], rehearsed.setting[RATE]
     assert at in found
+    assert_escaped(lambda: render_rehearsal(rehearsed))
 
 
 def test_numbers_on_the_map_do_not_touch():

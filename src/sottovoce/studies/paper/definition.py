@@ -252,7 +252,7 @@ class Prototypes(Definition):
 class Figure(Definition):
     """One figure of the paper (or of ours), in words and numbers."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[\w-]+$")]  # of its files, too
     kind: Kind
     paper: str
     title: str
@@ -329,8 +329,10 @@ got 'fig1'; or all, or frontier
 
 def load_setting(name: str) -> Setting:
     """Load the setting of that name."""
-    text = _ROOT.joinpath("settings", f"{name}.toml").read_text("utf-8")
-    return Setting.parse(text, f"the setting {name}")
+    known = {file.name.removesuffix(".toml"): file for file in _ROOT.joinpath("settings").iterdir()}
+    if name not in known:
+        raise InputError.of("setting", name, f"one of {', '.join(sorted(known))}", "correct it")
+    return Setting.parse(known[name].read_text("utf-8"), f"the setting {name}")
 
 
 def load_methods() -> dict[str, Method]:

@@ -380,7 +380,16 @@ def write_drawing(result: Result, folder: Path) -> None:
 def write_page(folder: Path) -> Path:
     """Write index.html from the figures in the folder; nothing is trained."""
     path = folder / "index.html"
-    write_file(path, render_figures(load_finished(folder)).encode())
+    with np.errstate(all="ignore"):  # of damaged figures
+        all_judged = load_finished(folder)
+        try:
+            page = render_figures(all_judged)
+        except store.DAMAGE:
+            for judged in all_judged:  # which one?
+                with store.refuse_damage(folder / f"{judged.figure.name}.json"):
+                    render_figures([judged])
+            raise
+    write_file(path, page.encode())
     return path
 
 
