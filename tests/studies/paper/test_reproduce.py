@@ -418,6 +418,15 @@ def test_the_story_says_what_the_results_say():
     assert "20 → 24" in page.describe_promise(right)  # what the made-up noise guarantees
 
 
+def test_the_story_names_who_uploads_in_the_figure_that_it_tells_of():
+    """Fig. 8 begins with all 50 clients in every round, Fig. 11 has 30 of 50 throughout."""
+    assert "original UDP, all clients in every round: " in page.describe_promise(
+        [judged(result("fig8"))]
+    )
+    told = page.describe_promise([judged(result("fig11"))])
+    assert "original UDP, 30 of 50 clients in every round: " in told
+
+
 @pytest.mark.slow
 def test_the_page_is_whole_and_asks_for_nothing(tmp_path):
     page = fill(tmp_path, ("fig2", "fig3", "fig8", "fig10", "calibrations")).read_text("utf-8")

@@ -611,6 +611,18 @@ def test_the_page_shows_surface_choice_and_cost(rehearsed):
     assert_escaped(lambda: render_rehearsal(rehearsed))
 
 
+def test_the_page_claims_a_larger_budget_only_where_it_was_scaled(rehearsed):
+    """Of whole clients it stays: their noise does not depend on their rows."""
+    plan = Plan(data={"name": "mnist", "clients": 50, "samples": 800})
+    for unit in ("record", "client"):
+        given = plan.replace("local.unit=" + unit)
+        small, factor = fit_plan(given, announce_federation(given), rows=10_000)
+        page = render_rehearsal(replace(rehearsed, given=given, factor=factor))
+        assert "A client here holds 25% of the rows that it will hold, with" in page
+        assert ("worth 4 times as much" in page) == (small.privacy.epsilon > given.privacy.epsilon)
+        assert ("with its real budget" in page) == (small.privacy.epsilon == given.privacy.epsilon)
+
+
 def test_numbers_on_the_map_do_not_touch():
     rng = np.random.default_rng(3)
     points = [tuple(point) for point in 2 ** rng.uniform((3, -3), (10, 5), (200, 2))]

@@ -25,6 +25,7 @@ from sottovoce.studies.paper.outcomes import (
     PointTable,
     Result,
     compute_interval,
+    flatten_plan,
     format_label,
     format_verdict,
     list_claims,
@@ -101,11 +102,20 @@ def describe_promise(all_judged: Sequence[Judged]) -> str:
         panel, lines, xs = table.axis("panel")[0], table.axis("line"), table.axis("x")
         if "udp" not in lines:
             continue
+        first = next(
+            cell
+            for cell in judged.result.cells
+            if (cell["variant"], cell.get("panel"), cell["line"]) == ("printed", panel, "udp")
+        )
+        plan = flatten_plan(judged.result.plan) | first.get("changes", {})
+        U, K = plan["data.clients"], plan.get("rounds.per_round")
+        K = U if "rounds.per_round" in first.get("without", ()) or K is None else K
+        who = "all clients" if K == U else f"{K} of {U} clients"
         true = {x: format_ceiling(table.points[panel, "udp", x].epsilon, 3) for x in xs}
         text = ", ".join(f"{format_number(x)} → {epsilon}" for x, epsilon in true.items())
         story = (
             "The ε on the axes of the printed figures is what the paper’s formula promises, not "
-            f"what holds. Asked for → true, original UDP, all clients in every round: {text}."
+            f"what holds. Asked for → true, original UDP, {who} in every round: {text}."
         )
         for search in [line for line in lines if line.startswith("optimal")][:1]:
             point = table.points[panel, search, xs[0]]
