@@ -79,6 +79,11 @@ def first_share(head, change):
     return {**head, "shares": shares}
 
 
+def change_byte(text):
+    """Change the first byte of a hexadecimal text, whatever it is."""
+    return f"{int(text[:2], 16) ^ 1:02x}{text[2:]}"
+
+
 def swap_shares(head, c):
     shares = dict(head["shares"])
     one, two = sorted(shares)[:2]
@@ -143,7 +148,7 @@ LIES = {
         "no shares": lambda h, c: {**h, "shares": {}},
         "shares that are none": lambda h, c: {**h, "shares": None},
         "a list of shares": lambda h, c: {**h, "shares": list(h["shares"])},
-        "a share that was changed": lambda h, c: first_share(h, lambda s: "00" + s[2:]),
+        "a share that was changed": lambda h, c: first_share(h, change_byte),
         "a share cut short": lambda h, c: first_share(h, lambda s: s[:-2]),
         "a share that is no text": lambda h, c: first_share(h, lambda s: 7),
         "a share that is no number": lambda h, c: first_share(h, lambda s: "zz"),
@@ -222,7 +227,7 @@ LIES = {
             {**h, "set": h["set"][:4]}, c, c.names
         ),
         "another threshold": lambda h, c: {**h, "threshold": 4},
-        "a share that was changed": lambda h, c: first_share(h, lambda s: "00" + s[2:]),
+        "a share that was changed": lambda h, c: first_share(h, change_byte),
         "no shares": lambda h, c: {**h, "shares": {}},
     },
 }  # fmt: skip

@@ -93,7 +93,13 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "client.release",
         "Noise is never used twice: the loss gets the noise of the model's first number, which is smaller than what was priced, and the two figures of one answer share it, so that one takes it off the other.",
         "a_loss_has_noise_of_its_own",
-        (("int(secure_noise.draw(1, paid.loss_noise)[0])", "int(noise[0][0])"),),
+        (
+            (
+                "noise = (secure_noise.draw(count, sigma) for sigma in paid.noise)",
+                "noise = [secure_noise.draw(count, sigma) for sigma in paid.noise]",
+            ),
+            ("int(secure_noise.draw(1, paid.loss_noise)[0])", "int(noise[0][0])"),
+        ),
     ),
     (
         "a step of nothing has no noise",
