@@ -55,8 +55,8 @@ format: $(VENV)/.dev  ## format the code
 lint: $(VENV)/.dev  # style and import directions
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
 
-types: $(VENV)/.dev  # mypy, strict
-	@$(BIN)/mypy
+types: $(VENV)/.dev  # mypy, strict; of the long checks and measurements only names and parameters
+	@$(BIN)/mypy && $(BIN)/mypy --config-file trust/mypy.ini
 
 schemas: $(VENV)/.run  ## the JSON Schemas, generated from the code
 	@cd tests && ../$(BIN)/python -m support.schemas

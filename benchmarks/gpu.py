@@ -41,7 +41,8 @@ ROWS, FEATURES, HIDDEN, CLASSES = CLIENTS * SAMPLES, 784, 256, 10
 
 def count_compilations() -> int:
     """How many versions of rounds and stretches this process has compiled."""
-    return compiled._play_packed._cache_size() + len(accelerator._VERSIONS)
+    packed: Any = compiled._play_packed
+    return packed._cache_size() + len(accelerator._VERSIONS)
 
 
 def timed(work: Callable[[], object], repeats: int = REPEATS) -> float:
@@ -172,11 +173,11 @@ def agreement() -> dict[str, Any] | None:
     usual = clipping.product_type
     for name in ("bfloat16", "float32"):
         if name == "float32":
-            clipping.product_type = compiled.product_type = lambda model, dtype: dtype
+            clipping.product_type = lambda model, dtype: dtype
             jax.clear_caches()
         with jax.default_matmul_precision("float32" if name == "float32" else "default"):
             found[name] = [run.accuracy for run in simulate_many([own], seeds=range(1, 11))]
-    clipping.product_type = compiled.product_type = usual
+    clipping.product_type = usual
     jax.clear_caches()
     pairs = np.array(found["bfloat16"]) - np.array(found["float32"])
     found["mean_difference"] = float(pairs.mean())

@@ -33,7 +33,7 @@ import numpy as np
 
 from sottovoce import Plan
 from sottovoce.client import messages, release
-from sottovoce.client.messages import ANSWER, Receipt
+from sottovoce.client.messages import ANSWER, Receipt, Request
 from sottovoce.models.base import as_device, flatten_parameters
 from sottovoce.privacy import grid
 from sottovoce.privacy.tank import FULL, Tank
@@ -84,6 +84,7 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
     shown = [(0.0, 0)] * CLIENTS
     for t in range(ROUNDS):
         turn, uploads, sigma = Round(t, ROUNDS), [], []
+        asked = Request("0badc0de", turn, CLIENTS, CLIENTS, "balanced", recipe, device.form, params)
         for i, own in enumerate(rows):
             tank, bad = tanks[i], i < hostile
             price = release.price(
@@ -112,14 +113,10 @@ def run(federation: Federation, hostile: int, attack: str, way: str, seed: int) 
             )
             account = Account(8.0, 1e-5, budget["capacity"], float(before.spent_mu2))
             expected = ExpectedUpload(
-                run="0badc0de",
-                t=t,
+                asked=asked,
                 request="asked",
-                params=params,
-                recipe=recipe,
                 member=_member(i, samples[i], account),
                 ceiling=CEILING,
-                turn=None if way == "before" else turn,
                 terms=None if way == "before" else terms,
                 opened=float(before.capacity * (before.opened / FULL)),
                 debits=t,
@@ -156,7 +153,7 @@ def _member(i: int, samples: int, account: Account) -> Member:
 
 def _hostile(attack: str, way: str, expected: ExpectedUpload, upload: Any, head: Arrays) -> bytes:
     """The furthest upload against the client's own step that the server would take."""
-    start = {k: np.asarray(w, np.float64) for k, w in expected.params.items()}
+    start = {k: np.asarray(w, np.float64) for k, w in expected.asked.params.items()}
     moved = {k: np.asarray(upload.params[k], np.float64) - start[k] for k in start}
     honest = upload.sigma[0]
     if attack == "sign flip":
@@ -166,7 +163,7 @@ def _hostile(attack: str, way: str, expected: ExpectedUpload, upload: Any, head:
     claim = honest * HELD / head["samples"]
     claim *= FURTHER if attack == "more noise" and way == "before" else 1.0
     size, length = sum(w.size for w in start.values()), _length(moved)
-    furthest = expected.recipe.learning_rate * expected.recipe.clip
+    furthest = expected.asked.recipe.learning_rate * expected.asked.recipe.clip
     furthest += claim * (math.sqrt(size) + SLACK)
     away = {
         k: (start[k] - m * 0.999 * furthest / length).astype(np.float32) for k, m in moved.items()

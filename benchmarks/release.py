@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,7 +47,7 @@ class Net(nn.Module):
 
 def list_models() -> dict[str, base.Model]:
     """Return the models to compare."""
-    mlp = base.build("mlp", shape=(FEATURES,), classes=CLASSES, hidden=HIDDEN)
+    mlp: Any = base.build("mlp", shape=(FEATURES,), classes=CLASSES, hidden=HIDDEN)
     layers = [nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)]
     return {
         "built in": mlp,

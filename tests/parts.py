@@ -30,6 +30,7 @@ LINT = [
     ("format", [f"{BIN}/ruff", "format", "--check", "."]),
     ("imports", [f"{BIN}/lint-imports", "--no-cache"]),
     ("types", [f"{BIN}/mypy"]),
+    ("trust types", [f"{BIN}/mypy", "--config-file", "trust/mypy.ini"]),
 ]
 BUILD = [
     ("docs", ["make", "--no-print-directory", "docs"]),
