@@ -121,6 +121,40 @@ def test_a_ceiling_is_contradicted_by_what_was_counted_and_the_file_holds_it():
     }
 
 
+def test_what_is_promised_is_never_printed_smaller_than_it_is():
+    """Ceilings, ε and μ of a promise are rounded up: what is printed holds."""
+
+    def read(text):
+        return float(text.strip("()").removesuffix(" %").removeprefix("ε = "))
+
+    found, rng = example(), np.random.default_rng(1)
+    for value in rng.uniform(0.5, 1.0, 40):
+        for share in (True, False):
+            cell = findings.Finding(0.1, ceiling=float(value))
+            row = findings.Row("an attack", "a measure", {}, share)
+            shown = read(findings.split_finding(row, cell)[1])
+            assert value <= shown / (100 if share else 1) <= value + 0.00101
+    for epsilon in rng.uniform(1.0, 20.0, 40):
+        setting = replace(found.views[1].setting, epsilon=float(epsilon))
+        cells = findings.list_upload_cells(replace(found.views[1], setting=setting))
+        assert setting.promised <= read(cells[2]) <= setting.promised + 0.00101
+        assert setting.claim <= read(cells[3]) <= 1.01 * setting.claim
+        assert epsilon <= read(Level(float(epsilon)).name) <= 1.0001 * epsilon
+        target = replace(found.target, epsilon=float(epsilon), shared=0.5)
+        told = replace(found, target=target).caveats.partition("attacked at ε = ")[2]
+        assert epsilon <= read(told.partition(",")[0]) <= 1.01 * epsilon
+
+
+def test_the_page_counts_the_uploads_of_every_client(rendered):
+    """Of the lines of models each run has the uploads of five clients."""
+    found, text = example(), " ".join(rendered(example()).split())
+    counts = [
+        sum(2 * len(m.having) * m.setting.rounds for _ in range(m.setting.clients))
+        for m in found.all_measurements
+    ]
+    assert f"scores {min(counts)} to {max(counts)} real uploads" in text
+
+
 def test_the_verdict_follows_the_measurements(tmp_path, monkeypatch, capsys, rendered):
     assert example().verdict.startswith("Nothing measured contradicts the promise")
     assert "Theorem 1 of the paper claims ε = 20" in example().judgement

@@ -21,7 +21,7 @@ from sottovoce.data.files import write_file
 from sottovoce.models.base import Form
 from sottovoce.plan import Plan
 from sottovoce.privacy import gaussian
-from sottovoce.privacy.budget import NOT_COVERED
+from sottovoce.privacy.budget import NOT_COVERED, format_claim, round_up
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.reports.charts import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE, draw_axes, embed_svg
 from sottovoce.reports.pages import format_number, render_page
@@ -190,7 +190,7 @@ class Findings:
             cells = {r.level: _judge_share(r.recognised, r, odds) for r in results}
             rows.append(Row(name, f"recognised among {first.candidates}{tries}", cells))
             if self.target.has_classes:
-                odds /= self._most_common
+                odds /= int(np.bincount(self.inversions[0].truth).max())  # what a blind guess names
                 cells = {r.level: _judge_share(r.labels, r, odds) for r in results}
                 rows.append(Row(name, f"label right, of {self.target.form.classes}", cells))
             if name == NAMING:
@@ -202,11 +202,6 @@ class Findings:
                 cells = {r.level: Finding(getattr(r, key)) for r in results}
                 rows.append(Row(name, measure, cells, share=False, decides=False))
         return rows
-
-    @property
-    def _most_common(self) -> int:
-        """The number of candidates with the most common label, which a blind guess would name."""
-        return int(np.bincount(self.inversions[0].truth).max())
 
     def _list_traps(self) -> list[Row]:
         if not self.traps:
@@ -258,7 +253,7 @@ class Findings:
                 mu = format_lower_bound(measurement.mu[0], 3)
                 sentences.append(
                     f"{where} prove μ ≥ {mu} at δ = {setting.delta:g}, "
-                    f"and at most {setting.promised:.3f} was promised"
+                    f"and at most {round_up(setting.promised, 3):.3f} was promised"
                 )
             elif measurement.refutes_epsilon:
                 epsilon = format_lower_bound(measurement.free_epsilon, 2)
@@ -273,10 +268,10 @@ class Findings:
                 )
         for row in self.rows:
             for level, cell in row.cells.items():
-                if cell.exceeds:
+                if cell.exceeds and cell.ceiling is not None:
                     sentences.append(
                         f"{row.attack} at {level.name}: {row.measure} {cell.value:.3g}, "
-                        f"and no attacker should exceed {cell.ceiling:.3g}"
+                        f"and no attacker should exceed {round_up(cell.ceiling, 3):.3g}"
                     )
         return sentences
 
@@ -311,7 +306,8 @@ class Findings:
         text = "".join(f" {name}: {'; '.join(phrases)}." for name, phrases in lists if phrases)
         if (alone := self.target.epsilon) != self.target.shared:
             text += (
-                f" Single uploads were attacked at ε = {alone:.3g}, what holds whatever others do: "
+                f" Single uploads were attacked at ε = {format_claim(alone, 3)}, what holds "
+                "whatever others do: "
                 "as if all other clients sided with the server."
             )
         return text
@@ -328,7 +324,7 @@ class Findings:
             f"Nothing measured contradicts the promise in {self.comparisons} comparisons: no "
             "attack exceeds its ceiling by more than chance explains, and uploads at "
             f"ε = {plan.setting.epsilon:g} prove μ ≥ {format_lower_bound(plan.mu[0], 2)} where "
-            f"{plan.setting.promised:.2f} is allowed.{self.caveats}"
+            f"{round_up(plan.setting.promised, 2):.2f} is allowed.{self.caveats}"
         )
 
     @property
@@ -655,7 +651,8 @@ def split_finding(row: Row, cell: Finding) -> tuple[str, str]:
     if cell.counts is not None and cell.counts.negatives and row.decides:
         hints.append(f"at {100 * cell.counts.fpr:.1f} %")  # alarms as they were counted
     if cell.ceiling is not None:
-        hints.append(f"({show(cell.ceiling)})" + ("  exceeds" if cell.exceeds else ""))
+        ceiling = round_up(cell.ceiling, 3)  # no attacker exceeds what is printed
+        hints.append(f"({show(ceiling)})" + ("  exceeds" if cell.exceeds else ""))
     return show(cell.value), " ".join(hints)
 
 
@@ -666,8 +663,8 @@ def list_upload_cells(measurement: Measurement) -> list[str]:
     return [
         setting.name,
         f"{setting.delta:g}",
-        f"{setting.promised:.3f}",
-        f"{setting.claim:.3g}",
+        f"{round_up(setting.promised, 3):.3f}",
+        format_claim(setting.claim, 3),
         _format_range(low, high, 3) + ("  contradicted" if measurement.contradicts else ""),
         _format_range(*epsilons, 2),
         f"≥ {format_lower_bound(measurement.free_epsilon, 2)}",
@@ -717,7 +714,8 @@ def write_audit(findings: Findings, folder: Path) -> Path:
 def render_audit(findings: Findings, drawn: Mapping[str, Markup]) -> str:
     """Return the page of an audit with the figures that `draw_figures` drew."""
     figures = {name: embed_svg(drawing, name) for name, drawing in drawn.items()}
-    uploads = sorted({2 * m.messages * m.setting.rounds for m in findings.all_measurements})
+    measured = findings.all_measurements
+    uploads = sorted({2 * m.messages * m.setting.rounds * m.setting.clients for m in measured})
     return render_page(
         "audit.html.j2",
         title=findings.verdict,
@@ -739,7 +737,7 @@ def render_audit(findings: Findings, drawn: Mapping[str, Markup]) -> str:
             + [(*split_finding(row, cell), cell.exceeds) for cell in row.cells.values()]
             for row in findings.rows
         ],
-        messages=[list_upload_cells(m) for m in findings.all_measurements],
+        messages=[list_upload_cells(m) for m in measured],
         most_provable=math.log(findings.paper.messages),
         one_runs=[list_guess_cells(run) for run in findings.one_runs],
     )

@@ -38,7 +38,7 @@ from sottovoce.errors import InputError
 from sottovoce.models.base import Form, Regression, sample_losses
 from sottovoce.models.person import join_persons
 from sottovoce.privacy import calibration, gaussian, grid
-from sottovoce.privacy.budget import Calibration, Unit
+from sottovoce.privacy.budget import Calibration, Unit, format_claim
 from sottovoce.privacy.gaussian import cdf, quantile
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
@@ -102,7 +102,7 @@ class Level:
     @property
     def name(self) -> str:
         """The head of the column."""
-        return "no noise" if self.epsilon is None else f"ε = {self.epsilon:g}"
+        return "no noise" if self.epsilon is None else f"ε = {format_claim(self.epsilon)}"
 
     @property
     def mu(self) -> float:
@@ -451,7 +451,7 @@ class AuditSetting:
         by = "the paper's" if self.calibration == "paper" else self.calibration
         seen = "" if self.clients == 1 else f", models of {self.clients} clients"
         shared = "" if self.honest == 1 else f" (sums, h = {self.honest})"
-        return f"{by}, ε = {self.epsilon:g}{seen}{shared}"
+        return f"{by}, ε = {format_claim(self.epsilon)}{seen}{shared}"
 
     def price_rounds(self, samples: int) -> list[Price]:
         """Return what the rounds cost a client with so many samples."""
