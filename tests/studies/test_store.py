@@ -31,9 +31,6 @@ def test_a_line_that_is_no_run_is_refused_with_its_number(tmp_path):
     store.append_line(tmp_path, {})
     with pytest.raises(RunError, match=r"line 2 of .*runs.jsonl is no run; remove it and run it"):
         read(tmp_path)
-    store.remove_journal(tmp_path)
-    store.remove_journal(tmp_path)
-    assert read(tmp_path) == []
 
 
 def test_results_have_a_line_for_every_row(tmp_path):

@@ -64,6 +64,10 @@ def _open_array_file(path: Path, magic: bytes, otherwise: str) -> Iterator[Binar
             raise ValueError(f"it is damaged ({why})") from error
 
 
+#: What using the content of a file raises where it is not what it should be.
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
 def why(error: Exception) -> str:
     """Return an error's message on one line of bounded length."""
     return " ".join(str(error).split())[:120]

@@ -19,7 +19,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from sottovoce.data.files import read_npz, why
+from sottovoce.data.files import DAMAGE, read_npz, why
 from sottovoce.errors import RunError
 from sottovoce.models import metrics
 from sottovoce.privacy import calibration as calibrations
@@ -227,10 +227,8 @@ def _refuse_damage() -> Iterator[None]:
             yield
     except KeyError as error:
         raise RunError(f"record.json is damaged, it lacks {error}; {AGAIN}") from error
-    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+    except (*DAMAGE, UndefinedError) as error:
         raise RunError(f"record.json or trace.npz is damaged ({why(error)}); {AGAIN}") from error
-    except UndefinedError as error:
-        raise RunError(f"record.json is damaged ({why(error)}); {AGAIN}") from error
 
 
 def read_run(folder: Path) -> CheckedRun:

@@ -525,7 +525,9 @@ def _play_jobs(
 ) -> Iterator[tuple[int, Trained]]:
     """Play the runs of a sweep in this process."""
     together = jax.default_backend() != "cpu" if together is None else together
-    places = [_name_rows(plan, seed) for plan, seed in jobs]
+    features = [tuple(getattr(plan.model, key) for key in KEYS) for plan, _ in jobs]
+    rows_of = [(p.data, p.regression, p.rows_per_person, seed) for p, seed in jobs]
+    places = list(zip(features, rows_of, strict=True))  # runs with the same share their holdings
     first: dict[Any, Job] = {}
     for place, job in zip(places, jobs, strict=True):
         first.setdefault(place, job)
@@ -567,12 +569,6 @@ def _play_jobs(
             thread.shutdown(wait=False, cancel_futures=True)
             if freezes:
                 gc.unfreeze()
-
-
-def _name_rows(plan: Plan, seed: int) -> tuple[Any, ...]:
-    """Return all that a run's holdings follow from: runs with the same share them."""
-    features = tuple(getattr(plan.model, key) for key in KEYS)
-    return plan.data, features, plan.regression, plan.rows_per_person, seed
 
 
 Ended: TypeAlias = tuple[int, BatchRun, datetime, Final]
@@ -651,10 +647,7 @@ def describe_place(federation: Federation) -> str:
 def play_portion(
     jobs: Sequence[Job], given: Given | None, model: Any, together: bool | None, version: str
 ) -> list[Trained] | SottovoceError:
-    """Play some runs of a sweep in a worker; an error comes back as a value, however carried.
-
-    It has the runs that ended before it, as `finished`.
-    """
+    """Play some runs of a sweep in a worker; an error comes back as a value, however carried."""
     try:
         if version != __version__:
             remedy = "install one version on all machines"
@@ -677,11 +670,8 @@ def _name_failure(error: Exception) -> SottovoceError:
 def _spread_jobs(
     jobs: Sequence[Job], given: Given | None, model: Any, together: bool | None, executor: Executor
 ) -> Iterator[tuple[int, Trained]]:
-    """Yield the runs of a sweep as workers finish them: one by one, or those trained together.
-
-    Once one fails nothing more is begun, and the error is raised after what others still finish.
-    """
-    failed: SottovoceError | None = None
+    """Yield the runs of a sweep as workers finish them: one by one, or those trained together."""
+    failed: SottovoceError | None = None  # is raised after what others still finish
     size = getattr(executor, "together", 1) if together is None else TOGETHER if together else 1
     sent: dict[Future[list[Trained] | SottovoceError], range] = {}
     try:
@@ -699,8 +689,8 @@ def _spread_jobs(
                 if isinstance(portion, SottovoceError):
                     failed = failed or portion
                     sent = {other: some for other, some in sent.items() if not other.cancel()}
-                    ended: dict[int, Trained] = getattr(portion, "finished", {})
-                    yield from ((indices[i], trained) for i, trained in ended.items())
+                    for i, trained in getattr(portion, "finished", {}).items():
+                        yield indices[i], trained
                 else:
                     yield from zip(indices, portion, strict=True)
             check_interrupts()

@@ -61,11 +61,6 @@ def read_lines(folder: Path, parse: Callable[[Any], Run], remedy: str) -> list[R
     return runs
 
 
-def remove_journal(folder: Path) -> None:
-    """Remove the journal: finished results hold everything now."""
-    (folder / JOURNAL).unlink(missing_ok=True)
-
-
 def format_results(
     head: Mapping[str, Any], lists: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> str:

@@ -25,7 +25,7 @@ Therefore a ceiling is contradicted by a mean over runs (`messages.bound_mean`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -222,15 +222,6 @@ def match_gradients(
     recognised, judged = np.isin(rows, nearest), np.arange(count) == 0
     rest = len(pool.y) - count + 1
     return Reconstructions(level, victim.x, victim.y, shown, recognised, hits, judged, rest, count)
-
-
-def join_reconstructions(groups: Sequence[Reconstructions]) -> Reconstructions:
-    """Join the reconstructions of several clients."""
-    fields = ("originals", "truth", "found", "recognised", "labels", "judged")
-    joined: dict[str, Any] = {
-        field: np.concatenate([getattr(group, field) for group in groups]) for field in fields
-    }
-    return replace(groups[0], **joined)
 
 
 def has_pixels(rows: Rows) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -98,7 +98,9 @@ def audit(
 
 
 def _run_audit(path: Path | None, quick: bool, out: Path | None, as_json: bool) -> int:
-    folder = require_empty(out if out is not None else _choose_folder(path), resumable=False)
+    usual = Path("runs") / f"audit-{datetime.now():%Y%m%d-%H%M%S}"
+    usual = path / "audit" if path is not None and path.is_dir() else usual
+    folder = require_empty(usual if out is None else out, resumable=False)
     stream = sys.stderr if as_json else sys.stdout
     with time_stage(stream, "reading the data"):
         target = load_target(path)
@@ -220,9 +222,14 @@ def _match_groups(target: Target, sizes: Sizes, level: Level) -> attacks.Reconst
     count = len(pool.y)
     together = min(sizes.together, count - 1)
     groups = [rng.permutation(count)[:together] for _ in range(sizes.groups)]
-    return attacks.join_reconstructions(
-        [attacks.match_gradients(pool, rows, target.model, level, sizes.steps) for rows in groups]
-    )
+    found = [
+        attacks.match_gradients(pool, rows, target.model, level, sizes.steps) for rows in groups
+    ]
+    fields = ("originals", "truth", "found", "recognised", "labels", "judged")
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(one, name) for one in found]) for name in fields
+    }
+    return replace(found[0], **joined)
 
 
 def _attack_members(
@@ -259,12 +266,6 @@ def time_stage(stream: TextIO | None, name: str) -> Iterator[Progress]:
     if stream is not None:
         start = "\r" if is_live else ""
         print(f"{start}{name:<44} {time.monotonic() - began:6.1f} s", file=stream, flush=True)
-
-
-def _choose_folder(path: Path | None) -> Path:
-    if path is not None and path.is_dir():
-        return path / "audit"
-    return Path("runs") / f"audit-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def load_target(path: Path | None) -> Target:

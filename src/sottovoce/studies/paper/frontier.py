@@ -108,7 +108,12 @@ def list_jobs(quick: bool) -> list[Job]:
             for epsilon, plan in list(_list_plans(curve))[: 1 if quick else None]:
                 asked = {None: epsilon, "public": 0.0, "clients": OPEN}[fitted]
                 if quick:
-                    plan = _make_quick(plan, {"data.public": None} if fitted else {})
+                    small: dict[str, Any] = {"data.public": None} if fitted else {}
+                    if plan.model.features is not None:
+                        small |= {"model.cell": 4, "model.colours": None}
+                    if plan.privacy.view == "sum":
+                        small |= {"privacy.honest": 8, "privacy.corrupt": 1}
+                    plan = plan.replace(**QUICK, **_QUICK_MODELS.get(plan.model.name, {}), **small)
                 cell = Cell("corrected", panel["name"], curve["name"], asked, None, plan)
                 jobs.append(Job(cell, list(range(first, first + count)), fitted))
     return jobs
@@ -125,13 +130,6 @@ def _list_plans(curve: Mapping[str, Any]) -> Iterator[tuple[float, Plan]]:
         base, points = Plan(**nest_keys(curve["plan"])), curve["point"]
     for point in points:
         yield point.get("privacy.epsilon", 0.0), base.replace(**point)
-
-
-def _make_quick(plan: Plan, more: Mapping[str, Any]) -> Plan:
-    features = {} if plan.model.features is None else {"model.cell": 4, "model.colours": None}
-    if plan.privacy.view == "sum":
-        features |= {"privacy.honest": 8, "privacy.corrupt": 1}
-    return plan.replace(**QUICK, **features, **_QUICK_MODELS.get(plan.model.name, {}), **more)
 
 
 def reproduce(
@@ -153,7 +151,10 @@ def reproduce(
     for job, seed in missing.values():
         if job.fitted is not None:
             try:
-                outcomes.append_run(folder, job.key, seed, _fit_job(job, job.fitted, seed))
+                accuracy = score_layer(job.cell.plan, job.fitted, seed)
+                made = f"sottovoce {__version__}, scipy's L-BFGS"  # stored as if it were a run
+                run = Outcome(accuracy=accuracy, rounds=0, epsilon=job.cell.x, delta=0.0, made=made)
+                outcomes.append_run(folder, job.key, seed, run)
             except DataError as error:
                 absent.append(str(error))
     runs |= outcomes.read_runs(folder)
@@ -168,13 +169,6 @@ def reproduce(
     done = outcomes.list_runs(rows)
     outcomes.save_study(folder, NAME, format_table(points), draw_curves(points), absent, done)
     return points
-
-
-def _fit_job(job: Job, whose: Whose, seed: int) -> Outcome:
-    """Return the outcome of fitting a layer, as if it were a run."""
-    made = f"sottovoce {__version__}, scipy's L-BFGS"
-    accuracy = score_layer(job.cell.plan, whose, seed)
-    return Outcome(accuracy=accuracy, rounds=0, epsilon=job.cell.x, delta=0.0, made=made)
 
 
 def _make_point(job: Job, runs: Sequence[Outcome]) -> FrontierPoint:

@@ -224,7 +224,7 @@ def end_journal(folder: Path, finished: Runs) -> None:
     if all(
         key in finished and bool(finished[key].pictures) >= bool(runs[key].pictures) for key in runs
     ):
-        store.remove_journal(folder)
+        (folder / store.JOURNAL).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -635,11 +635,6 @@ def _higher(claim: Claim, table: PointTable) -> Points:
     return {at: first - than for at, first, than in _pair_ends(claim, table)}
 
 
-def _close(claim: Claim, table: PointTable) -> Points:
-    rows = _pair_ends(claim, table)
-    return {at: claim.within - (first - than) / than for at, first, than in rows}
-
-
 def _convex(claim: Claim, table: PointTable) -> tuple[Points, list[Floats]]:
     points, guards = {}, []
     x = np.array(table.axis("x"), dtype=np.float64)
@@ -709,22 +704,20 @@ def _nearer(claim: Claim, table: PointTable) -> Points:
     return points
 
 
-def _overdrawn(claim: Claim, table: PointTable) -> Points:
-    return {
-        table.name_place(combo): [table.points[_find_place(combo)].epsilon - float(combo["x"])]
-        for combo in _combine_axes(claim, table, ())
-    }
-
-
 CHECKS: dict[str, Check] = {
     "lower": _reverse(_higher),
     "higher": _higher,
-    "close": _close,
+    "close": lambda claim, table: {
+        at: claim.within - (first - than) / than for at, first, than in _pair_ends(claim, table)
+    },
     "convex": lambda claim, table: _convex(claim, table)[0],
     "rises": _rises,
     "falls": _reverse(_rises),
     "best": _is_best,
     "nearer": _nearer,
-    "overdrawn": _overdrawn,
+    "overdrawn": lambda claim, table: {
+        table.name_place(combo): [table.points[_find_place(combo)].epsilon - float(combo["x"])]
+        for combo in _combine_axes(claim, table, ())
+    },
     "above": lambda claim, table: {},
 }

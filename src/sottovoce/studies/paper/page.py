@@ -25,7 +25,6 @@ from sottovoce.studies.paper.outcomes import (
     PointTable,
     Result,
     compute_interval,
-    flatten_plan,
     format_label,
     format_verdict,
     list_claims,
@@ -102,15 +101,9 @@ def describe_promise(all_judged: Sequence[Judged]) -> str:
         panel, lines, xs = table.axis("panel")[0], table.axis("line"), table.axis("x")
         if "udp" not in lines:
             continue
-        first = next(
-            cell
-            for cell in judged.result.cells
-            if (cell["variant"], cell.get("panel"), cell["line"]) == ("printed", panel, "udp")
-        )
-        plan = flatten_plan(judged.result.plan) | first.get("changes", {})
-        U, K = plan["data.clients"], plan.get("rounds.per_round")
-        K = U if "rounds.per_round" in first.get("without", ()) or K is None else K
-        who = "all clients" if K == U else f"{K} of {U} clients"
+        first = judged.result.plan  # of the first panel
+        U, K = first["data"]["clients"], first["rounds"].get("per_round")
+        who = "all clients" if K in (U, None) else f"{K} of {U} clients"
         true = {x: format_ceiling(table.points[panel, "udp", x].epsilon, 3) for x in xs}
         text = ", ".join(f"{format_number(x)} → {epsilon}" for x, epsilon in true.items())
         story = (
@@ -356,7 +349,12 @@ def _paint_lines(ax: Any, table: PointTable, panel: Any) -> None:
     values = np.concatenate(seen)
     finite = values[np.isfinite(values)]
     if figure.measure == "loss" and finite.size and finite.max() > 3 * finite.min() > 0:
-        _set_log_scale(ax, finite)
+        ax.set_yscale("log")
+        low, high = float(finite.min()), float(finite.max())
+        ticks = [m * 10.0**e for e in range(-4, 5) for m in (1, 2, 3, 5, 7)]
+        kept = [t for t in ticks if 0.8 * low <= t <= 1.3 * high]
+        ax.set_yticks(kept, [f"{t:g}" for t in kept])
+        ax.minorticks_off()
     if figure.x is not None:
         if figure.x.scale == "log":
             ax.set_xscale("log")
@@ -376,15 +374,6 @@ def draw_error_bars(ax: Any, x: Any, y: Any, spread: Any, look: Look, name: str)
         x, y, yerr=spread, color=colour, marker=marker, markersize=4.5, linestyle=stroke,
         elinewidth=0.8, capsize=1.8, label=name,
     )  # fmt: skip
-
-
-def _set_log_scale(ax: Any, finite: Any) -> None:
-    ax.set_yscale("log")
-    low, high = float(finite.min()), float(finite.max())
-    ticks = [m * 10.0**e for e in range(-4, 5) for m in (1, 2, 3, 5, 7)]
-    kept = [t for t in ticks if 0.8 * low <= t <= 1.3 * high]
-    ax.set_yticks(kept, [f"{t:g}" for t in kept])
-    ax.minorticks_off()
 
 
 def _paint_horizons(ax: Any, table: PointTable, panel: Any) -> None:

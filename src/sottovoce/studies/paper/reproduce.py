@@ -320,7 +320,8 @@ def reproduce(
             skipped.append(figure.name)
             continue
         result.save(folder)
-        write_drawing(result, folder)
+        drawing = draw_file(list_pictures(result))
+        write_file(folder / f"{figure.name}.svg", drawing.encode())
     outcomes.end_journal(folder, outcomes.read_finished(folder))
     write_page(folder)
     if not quiet:
@@ -369,12 +370,6 @@ def choose_figures(names: Sequence[str]) -> list[Figure]:
     if not chosen:
         raise InputError(f"name a figure ({', '.join(every_name)}) or {ALL}")
     return [definition.load_figure(name) for name in every_name if name in chosen]
-
-
-def write_drawing(result: Result, folder: Path) -> None:
-    """Write NAME.svg, the figure by itself for print."""
-    drawing = draw_file(list_pictures(result))
-    write_file(folder / f"{result.figure.name}.svg", drawing.encode())
 
 
 def write_page(folder: Path) -> Path:

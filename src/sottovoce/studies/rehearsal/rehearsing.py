@@ -527,7 +527,11 @@ def rehearse(
     ruled = plan.replace(**{"local.learning_rate": "auto"})
     ruled = ruled.choose_learning_rate(real, plan.recipe().clip)
     plan = ruled if plan.local.learning_rate == "auto" else plan
-    folder = None if out is None else _prepare_folder(Path(out), resume)
+    folder = None if out is None else Path(out)
+    if folder is not None and not resume:
+        require_empty(folder)
+    elif folder is not None and not (folder / JOURNAL).is_file():
+        raise RunError(f"{out} holds no rehearsal to continue; leave --resume out to begin one")
     rows = make_stand_in(plan, real, public, seed=seed)
     stage, factor = fit_plan(plan, real, rows.units)
     models = rows.kind != "synthetic"
@@ -615,14 +619,6 @@ def relocate_plan(plan: Plan, folder: Path) -> Plan:
         file, _, name = model.rpartition(":")
         changes["model.own"] = f"{Path(os.path.relpath(file, folder)).as_posix()}:{name}"
     return plan.replace(rehearsed=plan.rehearsed, **changes) if changes else plan
-
-
-def _prepare_folder(out: Path, resume: bool) -> Path:
-    if not resume:
-        return require_empty(out)
-    if not (out / JOURNAL).is_file():
-        raise RunError(f"{out} holds no rehearsal to continue; leave --resume out to begin one")
-    return out
 
 
 def run_command(

@@ -288,10 +288,6 @@ class Trials:
             raise Spent
         return min(complete, key=rank)
 
-    def list_tried(self, seed: int) -> list[Setting]:
-        """List the settings that were tried with this seed, in order."""
-        return [self.done[w].setting for w in self.asked if w[1] == seed and w in self.done]
-
     def list_trials(self) -> list[Trial]:
         """List the trials of this rehearsal, in order."""
         return [self.done[where] for where in self.asked if where in self.done]
@@ -610,9 +606,15 @@ class _Search:
             rounds = trials.done[encode_setting(setting), self.seeds[0]].rounds
             return -average(setting), rounds
 
-        ranked = trials.list_tried(self.seeds[0])
+        def average_known(setting: Setting) -> float:  # two good runs rank above a lucky one
+            key = encode_setting(setting)
+            done = [s for s in self.seeds if (key, s) in trials.done and (key, s) in trials.asked]
+            return trials.average_accuracy(setting, done)
+
+        where = [w for w in trials.asked if w[1] == self.seeds[0] and w in trials.done]
+        ranked: list[Setting] = [trials.done[w].setting for w in where]
         ranked = sorted(ranked, key=lambda s: rank(s, self._average_accuracy))[: 4 * FINALISTS]
-        ranked.sort(key=lambda s: rank(s, self._average_known))
+        ranked.sort(key=lambda s: rank(s, average_known))
         default, finalists = self.choose_best(self.defaults), ranked[:FINALISTS]
         is_made_up = trials.rows.kind == "synthetic"  # small differences say nothing of real rows
         if is_made_up and default not in finalists:
@@ -633,12 +635,6 @@ class _Search:
 
     def _average_accuracy(self, setting: Setting, count: int = 1) -> float:
         return self.trials.average_accuracy(setting, self.seeds[:count])
-
-    def _average_known(self, setting: Setting) -> float:
-        """Return the mean over the seeds so far: two good runs rank above a lucky one."""
-        trials, key = self.trials, encode_setting(setting)
-        done = [s for s in self.seeds if (key, s) in trials.done and (key, s) in trials.asked]
-        return trials.average_accuracy(setting, done)
 
 
 def _list_grid_ladders(space: Space) -> list[Ladder]:

@@ -234,13 +234,18 @@ def build_space(
         known = DATASETS.get(str(plan.data.name))
         shape = () if known is None else known.shape
     for key in keep:
-        _require_known(plan, key)
+        section, dot, name = key.partition(".")
+        table = getattr(plan, section, None) if section in type(plan).model_fields else None
+        if table is None or (dot and name not in getattr(type(table), "model_fields", ())):
+            remedy = "such as local.clip, or model"
+            raise PlanError.of("--keep", key, "a key or a section of the plan", remedy)
     fixed = {*keep}  # keys, and whole sections
     if plan.local.clip == "median":
         fixed.add(CLIP)
     if not models or plan.model.name == "custom":
         fixed.add("model")
-    if not _is_unequal(plan):
+    lists = (plan.privacy.epsilon, plan.privacy.delta, plan.data.samples)
+    if not any(isinstance(values, tuple) and len(set(values)) > 1 for values in lists):
         fixed.add("server.weights")
     free = [knob for knob in KNOBS if not fixed & {knob.key, knob.key.partition(".")[0]}]
     forks = []
@@ -286,23 +291,9 @@ def _is_allowed(plan: Plan, changes: Changes, keep: Sequence[str], shape: tuple[
     return any(_get_value(plan, key) != value for key, value in changes.items() if key != ROUNDS)
 
 
-def _is_unequal(plan: Plan) -> bool:
-    """Return whether clients differ in budget or number of samples."""
-    lists = (plan.privacy.epsilon, plan.privacy.delta, plan.data.samples)
-    return any(isinstance(values, tuple) and len(set(values)) > 1 for values in lists)
-
-
 def _get_value(plan: Plan, key: str) -> Any:
     """Return the value of a key, or a whole section."""
     return attrgetter(key)(plan)
-
-
-def _require_known(plan: Plan, key: str) -> None:
-    section, dot, name = key.partition(".")
-    table = getattr(plan, section, None) if section in type(plan).model_fields else None
-    if table is None or (dot and name not in getattr(type(table), "model_fields", ())):
-        remedy = "such as local.clip, or model"
-        raise PlanError.of("--keep", key, "a key or a section of the plan", remedy)
 
 
 def encode_setting(setting: Setting) -> str:

@@ -372,19 +372,17 @@ def fit_plan(plan: Plan, real: ClientSizes, rows: int) -> tuple[Plan, float]:
     if plan.regression is not None:
         changes["data.target"] = list(plan.regression[1:])
     if plan.local.unit != "client" and scale.max() > 1:
-        changes["privacy.epsilon"] = _scale_budgets(plan, scale)
+        budgets = np.broadcast_arrays(plan.privacy.epsilon, plan.privacy.delta, scale)
+        clients = [(float(e), float(d), float(f)) for e, d, f in zip(*budgets, strict=True)]
+        found = {client: _find_epsilon(*client, plan) for client in sorted(set(clients))}
+        each = [found[client] for client in clients]
+        changes["privacy.epsilon"] = each[0] if len(found) == 1 else each
     return plan.replace(**changes), float(scale.max())
 
 
-def _scale_budgets(plan: Plan, scale: NDArray[np.float64]) -> float | list[float]:
-    """Return the ε_i whose capacity is f_i² times that of the plan's ε_i."""
-    budgets = np.broadcast_arrays(plan.privacy.epsilon, plan.privacy.delta, scale)
-    clients = [(float(e), float(d), float(f)) for e, d, f in zip(*budgets, strict=True)]
-    found = {client: _find_epsilon(*client, plan) for client in sorted(set(clients))}
-    return found[clients[0]] if len(found) == 1 else [found[client] for client in clients]
-
-
 def _find_epsilon(epsilon: float, delta: float, f: float, plan: Plan) -> float:
+    """Return the ε whose capacity is f² times that of this one."""
+
     def worth(e: float) -> float:
         return float(calibration.capacity(e, delta, calibration=plan.privacy.calibration))
 
