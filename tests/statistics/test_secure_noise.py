@@ -204,7 +204,7 @@ def test_a_wrong_slow_path_would_be_noticed(old, new, monkeypatch):
     ("old", "new"),
     [
         ("into[open_places] = values\n", "pass\n"),
-        ("refused = refused[still]", "break"),
+        ("refused = refused[refused_again]", "break"),
         ("height + 1 <= bell * (1 - MARGIN)", "height + 1 > bell * (1 - MARGIN)"),
         ("+ (position - staircase.edges[bar_or_last])", ""),
     ],
