@@ -403,6 +403,22 @@ def test_killed_at_random_rounds_it_resumes_to_the_same_model(tmp_path):
     assert [json.loads(line) for line in lines] == record["rounds"]
 
 
+def test_a_cnn_divides_its_rows_alike_on_any_number_of_cores(tmp_path):
+    """The model's last bits depend on the number of devices, and not on that of the cores."""
+    plan = ["--set", "model.name=cnn", "--set", "rounds.schedule=fixed", "--set", "rounds.rounds=2"]
+    digests = set()
+    for cores in (1, None):
+        here = sorted(os.sched_getaffinity(0))[:cores]
+        limit = f"import os; os.sched_setaffinity(0, {here}); import sottovoce.cli as c; c.main()"
+        words = ["train", *plan, "--seed", "3", "--quiet", "--out", str(tmp_path / str(len(here)))]
+        command = [sys.executable, "-c", limit, *words]
+        subprocess.run(command, check=True, timeout=900, stdout=subprocess.DEVNULL)
+        record = json.loads((tmp_path / str(len(here)) / "record.json").read_text())
+        assert record["ran_on"].startswith("4 × ")
+        digests.add(record["result"]["model_sha256"])
+    assert len(digests) == 1
+
+
 def test_the_names_in_plans_are_the_names_in_the_rooms():
     assert set(DATASETS) == {*datasets.DATASETS, "arrays"}
     for name, own in datasets.DATASETS.items():

@@ -489,9 +489,17 @@ def evaluate(model: JaxModel, params: Params, x: Array, y: Array) -> tuple[Array
     return loss, accuracy
 
 
-@partial(jax.jit, static_argnums=0)
-def _evaluate(model: JaxModel, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
-    dtype = precision(params)
+@partial(jax.jit, static_argnums=0, static_argnames="rows")
+def _evaluate(
+    model: JaxModel,
+    params: Params,
+    x: Array,
+    y: Array,
+    weight: Array | None = None,
+    rows: int | None = None,
+) -> tuple[Array, Array]:
+    """Return the sums of loss and correct answers over rows of weight > 0, divided by `rows`."""
+    dtype, rows = precision(params), x.shape[0] if rows is None else rows
     numbers = model.numbers_per_evaluated_row() or max(1, x.size // x.shape[0])
     prepared = model.prepare(params)
 
@@ -500,9 +508,9 @@ def _evaluate(model: JaxModel, params: Params, x: Array, y: Array) -> tuple[Arra
         is_counted = weight > 0
         return jnp.sum(jnp.where(is_counted, losses, 0)), jnp.sum(is_counted & correct, dtype=dtype)
 
-    weight = jnp.ones(x.shape[0], dtype)
+    weight = jnp.ones(x.shape[0], dtype) if weight is None else weight.astype(dtype)
     loss, correct = fold(step, x, y, weight, rows_per_chunk(numbers, dtype.itemsize))
-    return loss / x.shape[0], correct / x.shape[0]
+    return loss / rows, correct / rows
 
 
 @partial(jax.jit, static_argnums=0)
@@ -536,21 +544,57 @@ def answer_models(
     return answers
 
 
+class Share(NamedTuple):
+    """The devices that divide rows among them: the name of their axis, and their number."""
+
+    axis: str
+    devices: int
+
+
 def judge_public(
-    model: JaxModel, params: Params, x: Array, y: Array, metric: str | None
+    model: JaxModel,
+    params: Params,
+    x: Array,
+    y: Array,
+    metric: str | None,
+    share: Share | None = None,
 ) -> tuple[Array, Array, Array]:
     """Return loss and accuracy on public rows, and what schedules and `server.choose` make small.
 
-    That is the loss, or with a metric of the plan what is missing of it.
+    That is the loss, or with a metric of the plan what is missing of it. With `share` each device
+    looks at its part of the rows.
     """
-    loss, accuracy = evaluate(model, params, x, y)
-    if metric is None:
+    if share is None:
+        loss, accuracy = evaluate(model, params, x, y)
+        answers = answer(model, params, x) if metric is not None else None
+    else:
+        loss, accuracy, answers = _judge_part(model, params, x, y, share, metric is not None)
+    if metric is None or answers is None:
         return loss, accuracy, loss
-    predicted, scores = answer(model, params, x)
+    predicted, scores = answers
     scores = scores.reshape(scores.shape[0], -1)
     if scores.shape[1] == 1:
         scores = jnp.concatenate([jnp.zeros_like(scores), scores], axis=1)
     return loss, accuracy, find_shortfall(metric, y, predicted, scores)
+
+
+def _judge_part(
+    model: JaxModel, params: Params, x: Array, y: Array, share: Share, has_metric: bool
+) -> tuple[Array, Array, tuple[Array, Array] | None]:
+    """Return `evaluate` and, with a metric, `answer` of all rows; this device computes its part."""
+    rows, size = len(y), -(-len(y) // share.devices)
+    first = size * jax.lax.axis_index(share.axis)
+    start = jnp.minimum(first, rows - size)  # the last parts are moved back to end with the rows
+    x, y = (jax.lax.dynamic_slice_in_dim(leaf, start, size) for leaf in (x, y))
+    where = start + jnp.arange(size)
+    is_new = where >= first
+    sums: Any = _evaluate(model, params, x, y, is_new, rows)
+    if has_metric:
+        for part in answer(model, params, x):
+            part = jnp.where(is_new.reshape(-1, *[1] * (part.ndim - 1)), part, 0)
+            sums += (jnp.zeros((rows, *part.shape[1:]), part.dtype).at[where].add(part),)
+    loss, accuracy, *answers = cast(Any, jax.lax).psum(sums, share.axis)
+    return loss, accuracy, (answers[0], answers[1]) if has_metric else None
 
 
 @partial(jax.jit, static_argnums=0)

@@ -37,6 +37,7 @@ from sottovoce.data.streaming import is_stored
 from sottovoce.errors import RunError
 from sottovoce.models import clipping
 from sottovoce.models.base import Inspected, JaxModel, Model, Params, flatten_parameters
+from sottovoce.models.clipping import Share
 from sottovoce.privacy import seeds as seeding
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import stack_rows
@@ -140,6 +141,15 @@ class RoundOptions(NamedTuple):
     longest: int = 0  # rows of any client at most, where the round goes client by client
     mesh: Mesh | None = None  # the devices among which rows are divided
 
+    @property
+    def share(self) -> Share | None:
+        """Who evaluates: devices of one CPU share its cores, so that each takes a part.
+
+        Others evaluate alike, each on all rows: that needs no second all-reduce.
+        """
+        is_one_cpu = not _has_accelerator() and jax.process_count() == 1
+        return Share(AXIS, self.mesh.size) if self.mesh is not None and is_one_cpu else None
+
 
 def play_round(
     model: JaxModel,
@@ -219,7 +229,7 @@ def _compute_runs(
             new = _take_several_steps(model, data, params, order, key, options.longest)
         valid = data.valid_x, data.valid_y
         new, memory, score = finish_step(
-            model, params, new, memory, order.finish, valid, options.metric
+            model, params, new, memory, order.finish, valid, options.metric, options.share
         )
         if options.signal == "raw":
             plain, is_clean = _separate_rows(data.x)
@@ -243,6 +253,7 @@ def finish_step(
     numbers: StepInputs | None,
     valid: tuple[Array, Array],
     metric: str | None,
+    share: Share | None = None,
 ) -> tuple[Params, dict[str, Params], list[Array]]:
     """Apply the server's optimiser to the averaged upload, and evaluate on the validation rows.
 
@@ -250,7 +261,7 @@ def finish_step(
     of the model that the run would return now.
     """
     if numbers is None:
-        loss, accuracy, signal = clipping.judge_public(model, averaged, *valid, metric)
+        loss, accuracy, signal = clipping.judge_public(model, averaged, *valid, metric, share)
         return averaged, memory, [loss, accuracy, signal, signal]
     structure = jax.tree.structure(params)
     flat = [dict(enumerate(jax.tree.leaves(tree))) for tree in (params, averaged)]
@@ -259,12 +270,12 @@ def finish_step(
     }
     leaves, kept_models = optimizer.take_step(numbers, kept_models, *flat)
     new = jax.tree.unflatten(structure, list(leaves.values()))
-    loss, accuracy, signal = clipping.judge_public(model, new, *valid, metric)
+    loss, accuracy, signal = clipping.judge_public(model, new, *valid, metric, share)
     offered = signal
     if "best" in kept_models:
         if "average" in kept_models:
             average = jax.tree.unflatten(structure, list(kept_models["average"].values()))
-            offered = clipping.judge_public(model, average, *valid, metric)[2]
+            offered = clipping.judge_public(model, average, *valid, metric, share)[2]
         kept_models = optimizer.keep_better(kept_models, leaves, offered < numbers.best, jnp.where)
     memory = {
         kind: jax.tree.unflatten(jax.tree.structure(memory[kind]), list(leaves.values()))
