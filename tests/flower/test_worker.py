@@ -312,7 +312,7 @@ def run(capsys, *words):
     said = capsys.readouterr()
     lines = (said.out + said.err).splitlines()
     assert len(said.err.splitlines()) <= 1, lines
-    return end.value.code, lines[-1]
+    return end.value.code, "".join(lines[-1:])
 
 
 def test_check_says_in_words_what_the_log_has_the_kind_of(tmp_path, capsys):

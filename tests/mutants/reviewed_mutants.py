@@ -585,7 +585,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         (
             (
                 "    owner = held.test_owner\n",
-                "    owner = held.test_owner\n    if owner is None and held.split is not None:\n        labels, owner = held.train.y, held.owner\n        predicted, scores = _answer(federation, params, held.train)\n",
+                "    owner = held.test_owner\n    if owner is None and held.split is not None:\n        labels, owner = held.train.y, held.owner\n        predicted, scores = _answer(federation, params, held.train)\n        calibrated = scores\n",
             ),
         ),
     ),

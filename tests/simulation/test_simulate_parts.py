@@ -263,9 +263,10 @@ def test_a_partition_deals_no_rows_of_persons_who_are_protected():
 
 def test_a_partition_never_moves_private_rows_by_their_labels_with_secure_noise():
     rng = np.random.default_rng(1)
-    data = rng.normal(size=(300, 4)), rng.integers(0, 2, 300)
+    data = rng.normal(size=(300, 4)), rng.permutation(300) % 10  # a client for each label
+    public = {"validation": data, "test": data}  # from which the classes are counted
     with pytest.raises(InputError, match="absent with noise = secure"):
-        simulate(SHORT.replace("noise=secure"), data=data, partition=deal_by_label)
+        simulate(SHORT.replace("noise=secure"), data=data, **public, partition=deal_by_label)
     with pytest.raises(InputError, match="iid with a partition"):
         simulate(SHORT.replace("data.split=labels"), seed=1, partition=deal_by_label)
 
