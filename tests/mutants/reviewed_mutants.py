@@ -556,7 +556,12 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "simulation.streamed",
         "Every release has fresh noise: with round 0's in all rounds, the difference of two rounds is the difference of two raw gradients.",
         "streamed_rounds_have_noise_of_their_own",
-        (("np.uint32(paid.turn.t), np.float32(paid.std))", "np.uint32(0), np.float32(paid.std))"),),
+        (
+            (
+                "np.uint32(paid.round.t), np.float32(paid.std))",
+                "np.uint32(0), np.float32(paid.std))",
+            ),
+        ),
     ),
     (
         "a secure run's debit is not written before its release",

@@ -63,7 +63,7 @@ def test_side_by_side_is_each_alone(kind):
             assert (one is None) == (both is None)
             if one is None:
                 continue
-            assert one.turn == both.turn
+            assert one.round == both.round
             for name in ARRAYS:
                 assert np.array_equal(getattr(one, name), getattr(both, name), equal_nan=True)
             for name in ("capacity", "spent", "opened", "debits"):

@@ -124,8 +124,8 @@ def _name_request(blob: bytes) -> str:
         request = Request.from_blob(blob)
     except Malformed:
         return f"a request of {len(blob)} bytes" if isinstance(blob, bytes) else "no bytes"
-    turn, server = request.round, request.server or "a server without a name"
-    return f"round {turn.t + 1} of {turn.horizon} of run {request.run[:8]} for {server}"
+    round_, server = request.round, request.server or "a server without a name"
+    return f"round {round_.t + 1} of {round_.horizon} of run {request.run[:8]} for {server}"
 
 
 def _answer_or_refuse(say: Callable[[], bytes], what: Callable[[], str]) -> bytes:

@@ -265,23 +265,23 @@ class Request:
         _require_keys(head, "request", (*_KEYS, *newer))
         if "sum" in head and not isinstance(head["sum"], Mapping):
             raise Malformed("the request's sum is no step of a round")
-        turn, terms, local = head["round"], head["terms"], head["local"]
-        _require_keys(turn, "round", ("t", "horizon", "scale", "spread"))
+        round_, terms, local = head["round"], head["terms"], head["local"]
+        _require_keys(round_, "round", ("t", "horizon", "scale", "spread"))
         _require_keys(terms, "terms", _TERMS)
         # Absent without weights: a client of before refuses a key that it does not know.
         weighted = isinstance(local, Mapping) and "class_weights" in local
         _require_keys(local, "local", (*_LOCAL, "class_weights") if weighted else _LOCAL)
         for name, value, least in (
-            ("round.t", turn["t"], 0),
-            ("round.horizon", turn["horizon"], 1),
+            ("round.t", round_["t"], 0),
+            ("round.horizon", round_["horizon"], 1),
             ("terms.clients", terms["clients"], 1),
             ("terms.per_round", terms["per_round"], 1),
             ("local.steps", local["steps"], 1),
-            ("round.spread", 1 if turn["spread"] is None else turn["spread"], 1),
+            ("round.spread", 1 if round_["spread"] is None else round_["spread"], 1),
         ):
             if type(value) is not int or not least <= value <= MOST:
                 raise Malformed(f"the request's {name} is no whole number from {least} to 1e9")
-        if turn["t"] >= turn["horizon"] or terms["per_round"] > terms["clients"]:
+        if round_["t"] >= round_["horizon"] or terms["per_round"] > terms["clients"]:
             raise Malformed("the request's round is beyond its horizon, or its cohort too large")
         if terms["cohort"] not in COHORTS or local["unit"] not in UNITS:
             raise Malformed("the request's cohort or unit is unknown")
@@ -289,7 +289,7 @@ class Request:
             raise Malformed("the request's run is no id of 8 to 64 hexadecimal digits")
         if not isinstance(head["server"], str) or not SERVER.fullmatch(head["server"]):
             raise Malformed("the request's server has no plain name")
-        scale, bound = _require_number(turn["scale"], "scale"), head["loss_bound"]
+        scale, bound = _require_number(round_["scale"], "scale"), head["loss_bound"]
         if bound is not None and not 1e-6 <= _require_number(bound, "loss_bound") <= 1e6:
             raise Malformed("the request's loss_bound is no number from 1e-6 to 1e6")
         unit: Unit = local["unit"]
@@ -308,7 +308,7 @@ class Request:
             raise Malformed(f"the request's {error}") from None
         return cls(
             run=head["run"],
-            round=Round(turn["t"], turn["horizon"], scale, turn["spread"]),
+            round=Round(round_["t"], round_["horizon"], scale, round_["spread"]),
             clients=terms["clients"],
             per_round=terms["per_round"],
             cohort=terms["cohort"],

@@ -67,7 +67,7 @@ class Upload:
 
 
 def price(
-    tank: Tank, turn: Round, terms: Terms, *, change: int, floor: float = 0.0, loss: bool = False
+    tank: Tank, round_: Round, terms: Terms, *, change: int, floor: float = 0.0, loss: bool = False
 ) -> Price:
     """Return what this turn's releases cost, or raise `TankEmpty`; nothing is booked yet.
 
@@ -78,16 +78,16 @@ def price(
     loss.
 
     >>> from sottovoce.privacy.tank import FULL
-    >>> turn, terms = Round(t=0, horizon=16), Terms(clients=1, per_round=1)
-    >>> paid = price(Tank.full(4.0), turn, terms, change=2**31)
+    >>> round_, terms = Round(t=0, horizon=16), Terms(clients=1, per_round=1)
+    >>> paid = price(Tank.full(4.0), round_, terms, change=2**31)
     >>> paid.units[0] == FULL // 16, round(paid.noise[0] / 2**31, 6)
     (True, 2.0)
-    >>> round(price(Tank.full(4.0), turn, terms, change=2**31, floor=3.0).noise[0] / 2**31, 6)
+    >>> round(price(Tank.full(4.0), round_, terms, change=2**31, floor=3.0).noise[0] / 2**31, 6)
     3.0
     """
     units, noise, loss_noise = [], [], None
     for step in range(terms.releases):
-        units_of_step = int(price_release(tank, turn, terms, float(change)).require().units)
+        units_of_step = int(price_release(tank, round_, terms, float(change)).require().units)
         if floor > 0:  # so that all releases of the turn have Σμ² = capacity·Σu/2⁵⁰ ≤ 1/floor²
             most = most_units(floor, float(tank.capacity)) // terms.releases
             units_of_step = min(units_of_step, most)

@@ -112,7 +112,7 @@ class Terms:
         return turns * self.releases
 
 
-def price_release(tank: Tank, turn: Round, terms: Terms, sensitivity: ArrayLike) -> Offer:
+def price_release(tank: Tank, round_: Round, terms: Terms, sensitivity: ArrayLike) -> Offer:
     """Offer every client a price for its next release; it is declined where the tank is too low.
 
     r = planned(T) − debits releases are to come, this one included: σ = Δ·√(r/left). A scale that
@@ -122,11 +122,11 @@ def price_release(tank: Tank, turn: Round, terms: Terms, sensitivity: ArrayLike)
     >>> price_release(tank, Round(t=0, horizon=200), Terms(50, 30), sensitivity=1.0).sigma.round(4)
     np.float64(7.746)
     """
-    return price_releases(tank, [turn], terms, sensitivity)
+    return price_releases(tank, [round_], terms, sensitivity)
 
 
 def price_releases(
-    tank: Tank, turns: Sequence[Round], terms: Terms, sensitivity: ArrayLike
+    tank: Tank, rounds: Sequence[Round], terms: Terms, sensitivity: ArrayLike
 ) -> Offer:
     """Do `price_release` for several runs, whose rounds differ only in the horizon.
 
@@ -137,12 +137,12 @@ def price_releases(
     >>> offer.sigma.round(4).tolist()
     [[7.746], [5.4772]]
     """
-    scale, spread = turns[0].scale, turns[0].spread
-    if any((turn.scale, turn.spread) != (scale, spread) for turn in turns):
+    scale, spread = rounds[0].scale, rounds[0].spread
+    if any((round_.scale, round_.spread) != (scale, spread) for round_ in rounds):
         raise ValueError("the rounds of one offer may differ only in the horizon")
     if spread is None or not 1e-6 <= scale <= 1e6:
-        releases = [terms.plan_releases(turn.horizon) for turn in turns]
-        planned = releases[0] if len(turns) == 1 else np.array(releases)[:, None]
+        releases = [terms.plan_releases(round_.horizon) for round_ in rounds]
+        planned = releases[0] if len(rounds) == 1 else np.array(releases)[:, None]
         return tank.offer(sensitivity, np.asarray(planned - tank.debits))
     return tank.offer_scaled(sensitivity, terms.plan_releases(spread), scale)
 

@@ -184,14 +184,14 @@ def _compute_ceiling(plan: Plan, member: Member, clients: int) -> float:
     else:
         kind = plan.privacy.calibration
         worth = float(calibration.capacity(*plan.budgets(), calibration=kind).min())
-    turns = Terms(
+    terms = Terms(
         clients=clients,
         per_round=min(clients, plan.rounds.per_round or clients),
         cohort=plan.rounds.cohort,
         calibration=plan.privacy.calibration,
         releases=plan.recipe().releases,
     )
-    return CEILING * math.sqrt(max(1, turns.plan_releases(plan.rounds.rounds)) / worth)
+    return CEILING * math.sqrt(max(1, terms.plan_releases(plan.rounds.rounds)) / worth)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +219,7 @@ def _wait_until(when: float) -> None:
 
 
 def _make_request(
-    federation: Federation, params: Arrays, turn: Round, header: Mapping[str, Any]
+    federation: Federation, params: Arrays, round_: Round, header: Mapping[str, Any]
 ) -> Request:
     terms, plan, held = federation.terms, federation.plan, federation.held
     form = replace(
@@ -231,7 +231,7 @@ def _make_request(
         form = replace(form, shape=lens.shape, lens=lens)
     return Request(
         run=header["run"],
-        round=turn,
+        round=round_,
         clients=terms.clients,
         per_round=terms.per_round,
         cohort=terms.cohort,
@@ -368,24 +368,24 @@ class RealClients:
     def prepare_rounds(self, live: Sequence[int]) -> rounds.RoundsByRun:
         """Return the next round, unless the run is over; save the state before anybody is asked."""
         run, (state, params, memory) = self.run, self.run.at
-        turn = run.federation.schedule.round(state.progress)
-        if turn is None or state.exhausted:
+        round_ = run.federation.schedule.round(state.progress)
+        if round_ is None or state.exhausted:
             return {}
         self.header |= {"plan": run.federation.plan.to_dict()} | self.roll.to_json()
         checkpoint.save(self.out, state, params, self.header, memory)
-        return {0: turn}
+        return {0: round_}
 
     def begin_rounds(self, opened: rounds.RoundsByRun) -> bool:
         """Ask the clients, and wait for their uploads."""
-        run, turn, members = self.run, opened[0], self.roll.members
+        run, round_, members = self.run, opened[0], self.roll.members
         federation = run.federation
-        request = _make_request(federation, run.at[1], turn, self.header)
+        request = _make_request(federation, run.at[1], round_, self.header)
         ask = self.ask_uploads if federation.plan.privacy.view == "upload" else self.ask_sum
         self.came = ask(request)
         if self.came.blobs and self.keep_uploads:
             (self.out / UPLOADS).mkdir(exist_ok=True)
             for i, blob in self.came.blobs.items():
-                write_file(self.out / UPLOADS / f"{turn.t:05d}-{i:05d}", blob)
+                write_file(self.out / UPLOADS / f"{round_.t:05d}-{i:05d}", blob)
         # Clients may tighten or hide their budgets on the way.
         now = [np.nan if m.account is None else m.account.capacity for m in members]
         if not np.array_equal(federation.capacity, now, equal_nan=True):
@@ -468,7 +468,7 @@ class RealClients:
             )
         names = [str((member.sum or {}).get("member")) for member in roll.members]
         size, asked_hash = sum(leaf.size for leaf in request.params.values()), request.hash()
-        turn = request.run, t, asked_hash
+        which = request.run, t, asked_hash
 
         def send(step: str, heads: Mapping[int, dict[str, Any]]) -> dict[int, Answer]:
             blobs, read = {}, {}
@@ -479,7 +479,7 @@ class RealClients:
                 elif answers.why.get(i) != SILENT:
                     blobs[i] = pack({"schema": SUM, **head})
             for i, blob in self._send(answers, blobs).items():
-                if (answer := self._read_step(answers, i, step, blob, size, turn)) is not None:
+                if (answer := self._read_step(answers, i, step, blob, size, which)) is not None:
                     read[i] = answer
             return read
 
@@ -569,9 +569,9 @@ class RealClients:
         )
 
     def _read_step(
-        self, answers: RoundAnswers, i: int, step: str, blob: bytes, size: int, turn: object
+        self, answers: RoundAnswers, i: int, step: str, blob: bytes, size: int, which: object
     ) -> Answer | None:
-        """Check one client's answer to a step of the sum view; `turn` is (run, t, request)."""
+        """Check one client's answer to a step of the sum view; `which` is (run, t, request)."""
 
         def read() -> Answer | str:
             member, federation = self.roll.members[i], self.run.federation
@@ -582,7 +582,7 @@ class RealClients:
             if step == "keys":
                 key, who = RoundKey.from_json(head.get("key")), (member.sum or {}).get("member")
                 said = key.member, key.samples, (key.run, key.t, key.request)
-                if said != (who, member.samples, turn):
+                if said != (who, member.samples, which):
                     raise Malformed("the key is not the greeting's, or of another round")
             if step == "input":
                 change = grid.grid_sensitivity(federation.recipe.unit, member.samples)
@@ -641,7 +641,7 @@ def _compute_grid_step(recipe: Recipe) -> float:
 
 
 def _play_round(
-    run: rounds.Run, roll: Roll, turn: Round, answers: RoundAnswers
+    run: rounds.Run, roll: Roll, round_: Round, answers: RoundAnswers
 ) -> rounds.PlayedRound:
     """Make the next model of the uploads that count, or of their sum, and evaluate it.
 
@@ -666,7 +666,7 @@ def _play_round(
     asked[answers.asked] += 1
     tank = _build_tank(members, state.tank, uploads)
     prepared = rounds.PreparedRound(
-        turn=turn,
+        round=round_,
         weight=weight,
         sigma=sigma,
         signal_sigma=np.full(len(members), np.nan),
@@ -682,7 +682,9 @@ def _play_round(
         else:
             unit = _compute_grid_step(federation.recipe)
             averaged = sum_round.apply_sum(params, answers.total, unit)
-        params, memory, offered = apply_optimizer(federation, state, turn, memory, params, averaged)
+        params, memory, offered = apply_optimizer(
+            federation, state, round_, memory, params, averaged
+        )
     if uploads.any():
         loss, accuracy, signal = judge_model(federation, federation.model.unflatten(dict(params)))
     if answers.uploads and federation.plan.server.signal == "clients":

@@ -134,7 +134,7 @@ class PlayedRound(NamedTuple):
 def apply_optimizer(
     federation: Federation,
     state: ServerState,
-    turn: Round,
+    round_: Round,
     memory: Memory,
     previous: Leaves,
     averaged: Leaves,
@@ -145,8 +145,8 @@ def apply_optimizer(
     """
     return federation.finish.close(
         state.marks,
-        turn.t,
-        turn.horizon,
+        round_.t,
+        round_.horizon,
         memory,
         previous,
         averaged,
@@ -158,7 +158,7 @@ def apply_optimizer(
 class PreparedRound:
     """A round that is paid for: the inputs of its computation, and the entries of its books."""
 
-    turn: Round
+    round: Round
     weight: Floats  # [clients]: p_i
     sigma: Floats  # [steps, clients]: of each charged client, else NaN
     signal_sigma: Floats  # [clients]: of its loss, where it uploads one, else NaN
@@ -237,19 +237,19 @@ def prepare_rounds(runs: Sequence[WaitingRun]) -> list[PreparedRound | None]:
     """
     groups: dict[tuple[Any, ...], list[tuple[int, Round]]] = {}
     for i, (federation, state, _) in enumerate(runs):
-        turn = None if state.exhausted else federation.schedule.round(state.progress)
-        if turn is not None:
-            kind = federation.terms, federation.plan.server.signal, turn.scale, turn.spread
-            groups.setdefault(kind, []).append((i, turn))
+        round_ = None if state.exhausted else federation.schedule.round(state.progress)
+        if round_ is not None:
+            kind = federation.terms, federation.plan.server.signal, round_.scale, round_.spread
+            groups.setdefault(kind, []).append((i, round_))
     prepared: dict[int, PreparedRound] = {}
     for group in groups.values():
-        indices, turns = zip(*group, strict=True)
-        prepared |= zip(indices, _prepare_together([runs[i] for i in indices], turns), strict=True)
+        indices, rounds = zip(*group, strict=True)
+        prepared |= zip(indices, _prepare_together([runs[i] for i in indices], rounds), strict=True)
     return [prepared.get(i) for i in range(len(runs))]
 
 
 def _prepare_together(
-    runs: Sequence[WaitingRun], turns: Sequence[Round]
+    runs: Sequence[WaitingRun], rounds: Sequence[Round]
 ) -> Iterator[PreparedRound]:
     """Prepare the rounds of runs that have the same terms and signal.
 
@@ -264,8 +264,8 @@ def _prepare_together(
     in_cohort = np.full(asked.shape, terms.per_round >= terms.clients)
     if terms.per_round < terms.clients:
         pairs = [(asked, in_cohort)] if is_single else zip(asked, in_cohort, strict=True)
-        for (asked_before, row), seed, turn in zip(pairs, all_seeds, turns, strict=True):
-            rng = seeds.generator(seed, Purpose.COHORT, turn.t)
+        for (asked_before, row), seed, round_ in zip(pairs, all_seeds, rounds, strict=True):
+            rng = seeds.generator(seed, Purpose.COHORT, round_.t)
             row[pick_cohort(terms.cohort, asked=asked_before, size=terms.per_round, rng=rng)] = True
 
     tank_before = states[0].tank if is_single else Tank.stack([state.tank for state in states])
@@ -274,7 +274,7 @@ def _prepare_together(
     signal_sigma, sigmas = np.full(asked.shape, np.nan), []
     uploads = in_cohort
     for step in range(terms.releases):
-        offer = price(tank, turns, terms, sensitivity)
+        offer = price(tank, rounds, terms, sensitivity)
         granted = offer.granted & (offer.units >= LOSS_SHARE) if has_loss else offer.granted
         uploads = uploads & granted
         if terms.honest > 1:  # fewer than h + c clients would not unmask a sum: nobody uploads
@@ -304,12 +304,19 @@ def _prepare_together(
         rows = zip(federations, uploads, sigma[:, 0], strict=True)
         weight = np.stack([weigh_uploads(*row) for row in rows])
     if is_single:
-        yield PreparedRound(turns[0], weight, sigma, signal_sigma, mu2, uploads, tank, asked)
+        yield PreparedRound(rounds[0], weight, sigma, signal_sigma, mu2, uploads, tank, asked)
         return
     for i, state in enumerate(states):
         tank_after = state.tank.with_books(tank.spent[i], tank.debits[i])
         yield PreparedRound(
-            turns[i], weight[i], sigma[i], signal_sigma[i], mu2[i], uploads[i], tank_after, asked[i]
+            rounds[i],
+            weight[i],
+            sigma[i],
+            signal_sigma[i],
+            mu2[i],
+            uploads[i],
+            tank_after,
+            asked[i],
         )
 
 
@@ -321,20 +328,20 @@ def guess_next_state(
     An accelerator begins the next round on this guess, before the loss is known; `is_same_round`
     says later whether the guess was right.
     """
-    turn = prepared.turn
+    round_ = prepared.round
     return replace(
         state,
         progress=replace(state.progress, done=state.progress.done + 1),
         tank=prepared.tank,
         asked=prepared.asked,
         exhausted=not prepared.uploads.any(),
-        marks=federation.finish.update_marks(state.marks, turn.t, turn.horizon, math.inf),
+        marks=federation.finish.update_marks(state.marks, round_.t, round_.horizon, math.inf),
     )
 
 
 def is_same_round(federation: Federation, state: ServerState, prepared: PreparedRound) -> bool:
     """Return whether the round that was begun early is the one that is next now."""
-    return not state.exhausted and federation.schedule.round(state.progress) == prepared.turn
+    return not state.exhausted and federation.schedule.round(state.progress) == prepared.round
 
 
 def weigh_uploads(federation: Federation, uploads: NDArray[np.bool_], sigma: Floats) -> Floats:
@@ -359,15 +366,15 @@ def close_round(
     federation: Federation, state: ServerState, played: PlayedRound, *, seconds: float
 ) -> ServerState:
     """Return the state after the round: give the signal to the schedule, and write the books."""
-    prepared, turn, signal = played.paid, played.paid.turn, played.signal
+    prepared, round_, signal = played.paid, played.paid.round, played.signal
     uploads = np.flatnonzero(prepared.uploads)
     if not len(uploads):  # every client asked has an empty tank: nothing was released
         return replace(state, exhausted=True, asked=prepared.asked)
     progress = federation.schedule.advance(state.progress, signal)
     is_large = len(state.asked) > MANY_CLIENTS
     entry: RoundNumbers = {
-        "t": turn.t,
-        "horizon": turn.horizon,
+        "t": round_.t,
+        "horizon": round_.horizon,
         "next_horizon": progress.horizon,
         "cohort": [] if is_large else uploads.tolist(),
         "uploads": len(uploads),
@@ -390,7 +397,7 @@ def close_round(
         mu2=checkpoint.extend_trace(state.mu2, prepared.mu2, np.add),
         weight=() if is_large else (*state.weight, prepared.weight),
         seconds=seconds,
-        marks=federation.finish.update_marks(state.marks, turn.t, turn.horizon, played.offered),
+        marks=federation.finish.update_marks(state.marks, round_.t, round_.horizon, played.offered),
     )
 
 

@@ -292,7 +292,7 @@ class AheadEngine:
     def _pack_stretch(self, stretch: list[BatchRound]) -> tuple[Words, Packing]:
         """Return the packed inputs [rounds + 1, runs, …]; beyond the last round zeros."""
         count = len(self.seating.runs)
-        now = np.array([next(iter(opened.values())).turn.t for opened, _ in stretch], np.uint32)
+        now = np.array([next(iter(opened.values())).round.t for opened, _ in stretch], np.uint32)
         orders = self.table.make_orders(self.seating, stretch)
         rows, layout = pack((orders, np.repeat(now, count)))
         words = np.zeros((self.most + 1, count, rows.shape[1]), np.uint32)

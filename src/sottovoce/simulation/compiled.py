@@ -731,7 +731,7 @@ class RunTable:
             steps = []
             for opened, states in batch_rounds:
                 for i, federation in zip(seating.runs, federations, strict=True):
-                    at = (opened[i].turn.t, opened[i].turn.horizon) if i in opened else (0, 1)
+                    at = (opened[i].round.t, opened[i].round.horizon) if i in opened else (0, 1)
                     steps.append(federation.finish.step_inputs(states[i].marks, *at))
             inputs = jax.tree.map(lambda *numbers: np.array(numbers, np.float32), *steps)
         always, count = seating.always.items(), len(batch_rounds)
@@ -797,7 +797,7 @@ class CompiledEngine:
             self.table.rows,
             self.params,
             self.table.make_orders(self.seating, [batch_round]),
-            next(iter(opened.values())).turn.t,
+            next(iter(opened.values())).round.t,
             memory=self.memory,
             **self.table.options._asdict(),
         )

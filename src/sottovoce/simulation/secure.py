@@ -87,7 +87,7 @@ def _price_turn(
     plan = federation.plan
     paid = release.price(
         Tank(before.capacity[i], before.spent[i], before.opened[i], before.debits[i]),
-        prepared.turn,
+        prepared.round,
         federation.terms,
         change=grid.grid_sensitivity(plan.local.unit, len(federation.held.client(i).y)),
         loss=plan.server.signal == "clients",
@@ -132,9 +132,9 @@ def sum_uploads(
     held, device = federation.held, _describe_device(federation)
     present = np.flatnonzero(prepared.uploads).tolist()
     by_name = {parties[i].member: i for i in present}
-    size, t = sum(leaf.size for leaf in params.values()), prepared.turn.t
+    size, t = sum(leaf.size for leaf in params.values()), prepared.round.t
     model = hashlib.sha256(b"".join(params[name].tobytes() for name in sorted(params)))
-    request = sum_protocol.digest("request", [prepared.turn.horizon, model.hexdigest()])
+    request = sum_protocol.digest("request", [prepared.round.horizon, model.hexdigest()])
     bookings = {}
     for i in present:
         paid, rows = _price_turn(federation, before, prepared, i), held.client(i)

@@ -117,7 +117,7 @@ class AveragingEngine(HostEngine):
         params, memory = run.name_models()
         averaged, paid, steering = self.average(paid, params)
         params, memory, offered = apply_optimizer(
-            federation, run.state, paid.turn, memory, params, averaged
+            federation, run.state, paid.round, memory, params, averaged
         )
         tree = federation.model.unflatten(dict(params))
         loss, accuracy, signal = judge_model(federation, tree)
@@ -142,10 +142,10 @@ class StreamedEngine(HostEngine):
         # JAX's arrays from the first round on: numpy's would need another compilation.
         params, memory = jax.tree.map(jnp.asarray, (run.params, run.memory))
         step, client_loss = sum_blocks(federation, params, paid.weight)
-        finish, turn = federation.finish, paid.turn
-        numbers = finish.step_inputs(run.state.marks, turn.t, turn.horizon)
+        finish, round_ = federation.finish, paid.round
+        numbers = finish.step_inputs(run.state.marks, round_.t, round_.horizon)
         inputs = None if finish.idle else jax.tree.map(np.float32, numbers)
-        noise: Any = (self.key, np.uint32(paid.turn.t), np.float32(paid.std))
+        noise: Any = (self.key, np.uint32(paid.round.t), np.float32(paid.std))
         model, metric = cast(JaxModel, federation.model), federation.plan.metric
         new, memory, score = _close_round(
             model, metric, params, memory, step, noise, inputs, self.valid
@@ -167,7 +167,7 @@ class SummingEngine(AveragingEngine):
         """Return w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + noise, as `compiled` does."""
         federation, rate = self.run.federation, self.run.federation.plan.local.rate
         words = seeds.make_key_words(self.run.seed, Purpose.NOISE)
-        key = make_round_key(words, np.uint32(paid.turn.t))
+        key = make_round_key(words, np.uint32(paid.round.t))
         signal = self._average_losses(paid, params, key)
         if len(paid.sigma) == 1:
             coefficient = paid.weight * rate / federation.samples
