@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
+from sottovoce.plan.sections import Rounds
 from sottovoce.privacy import gaussian
 
 SEARCHED = "rounds.rounds"
@@ -118,12 +119,11 @@ def list_axis_values(figure: Figure, name: str, variant: Variant, quick: bool) -
 
 def _make_plan(changes: dict[str, Any], method: Method, runs: int) -> Plan:
     tables = nest_keys(changes)
-    if (schedule := tables["rounds"].get("schedule")) is not None:
-        # An axis may sweep β for one method and leave others without it.
-        used = {"discounted": {"beta", "zeta", "window"}, "decaying": {"slope"}}.get(schedule, ())
-        for key in {"beta", "zeta", "window", "slope"}.difference(used):
-            tables["rounds"].pop(key, None)
-    privacy = tables["privacy"]
+    rounds, privacy = tables["rounds"], tables["privacy"]
+    # An axis may sweep β for one method and leave others without it.
+    for key, when in Rounds.conditions():
+        if rounds.get("schedule", when.value) != when.value:
+            rounds.pop(key, None)
     if method.paid:
         privacy["epsilon"] = split_epsilon(privacy["epsilon"], privacy["delta"], runs)
     if method.shares:

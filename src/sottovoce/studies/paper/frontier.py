@@ -158,32 +158,20 @@ def reproduce(
             except DataError as error:
                 absent.append(str(error))
     runs |= outcomes.read_runs(folder)
-    points = [
-        _make_point(job, [runs[job.key, seed] for seed in job.seeds])
-        for job in jobs
-        if all((job.key, seed) in runs for seed in job.seeds)
-    ]
+    points = []
+    for job in jobs:
+        found = [runs[job.key, seed] for seed in job.seeds if (job.key, seed) in runs]
+        if len(found) == len(job.seeds):
+            budget, plan = (found[0].epsilon, found[0].delta), flatten_plan(job.cell.plan.to_dict())
+            values = outcomes.list_values(found)
+            name = job.cell.panel, job.cell.line, job.cell.x
+            points.append(FrontierPoint(*name, *budget, job.key, plan, job.seeds, **values))
     rows = [vars(point) for point in points]
     text = store.format_results({"schema": SCHEMA, "quick": quick}, {"points": rows})
     write_file(folder / f"{NAME}.json", text.encode())
     done = outcomes.list_runs(rows)
     outcomes.save_study(folder, NAME, format_table(points), draw_curves(points), absent, done)
     return points
-
-
-def _make_point(job: Job, runs: Sequence[Outcome]) -> FrontierPoint:
-    cell = job.cell
-    return FrontierPoint(
-        panel=cell.panel,
-        curve=cell.line,
-        asked=cell.x,
-        epsilon=runs[0].epsilon,
-        delta=runs[0].delta,
-        key=job.key,
-        plan=flatten_plan(cell.plan.to_dict()),
-        seeds=job.seeds,
-        **outcomes.list_values(runs),
-    )
 
 
 def read_points(folder: Path) -> list[FrontierPoint]:

@@ -357,7 +357,7 @@ def save_study(
     end_journal(folder, finished)
 
 
-def list_values(runs: Sequence[Outcome]) -> dict[str, list[Any]]:
+def list_values(runs: Sequence[Outcome]) -> dict[str, Any]:
     """Return what a point has of every run: accuracy, rounds, and how it was made."""
     return {
         "accuracy": [float(f"{run.accuracy:.6g}") for run in runs],

@@ -268,9 +268,8 @@ def list_pictures(result: Result) -> list[Picture]:
 def draw_panel(picture: Picture, name: str) -> Markup:
     """Draw a panel as an element of the page."""
     size = _RASTER if picture.raster else _SIZE
-    return charts.draw_svg(
-        name, picture.words, lambda page: _paint_picture(page, picture), size=size
-    )
+    paint = partial(_paint_picture, picture=picture)
+    return charts.draw_svg(name, picture.words, paint, size=size)
 
 
 def draw_file(pictures: list[Picture]) -> str:
@@ -301,23 +300,14 @@ def _paint_picture(page: Any, picture: Picture) -> None:
     if picture.raster:
         picture.paint(page)
         return
-    ax = page.add_subplot()
-    picture.paint(ax)
+    picture.paint(ax := page.add_subplot())
     charts.tidy_axes(ax)
     handles, names = ax.get_legend_handles_labels()
     if handles:
         columns = 2 if max(map(len, names)) > 12 else min(5, len(names))
-        page.legend(
-            handles,
-            names,
-            loc="outside lower center",
-            ncols=columns,
-            fontsize=8.6,
-            handlelength=2.2,
-            columnspacing=1.2,
-            labelspacing=0.3,
-            borderaxespad=0.1,
-        )
+        style = {"fontsize": 8.6, "handlelength": 2.2, "columnspacing": 1.2, "labelspacing": 0.3}
+        place = {"loc": "outside lower center", "borderaxespad": 0.1}
+        page.legend(handles, names, ncols=columns, **place, **style)
 
 
 def choose_look(figure: Figure, line: Any, index: int) -> Look:
@@ -390,9 +380,8 @@ def _paint_horizons(ax: Any, table: PointTable, panel: Any) -> None:
         ax.plot(t, T, color=colour, linestyle=stroke, drawstyle="steps-post", label=name)
         ax.plot(done, T[-1], marker=marker, color=colour, markersize=5)
         longest = max(longest, done)
-    ax.plot(
-        (0, longest), (0, longest), color=charts.MUTED, linewidth=0.9, linestyle=_STROKES["dotted"]
-    )
+    ends, dotted = (0, longest), _STROKES["dotted"]
+    ax.plot(ends, ends, color=charts.MUTED, linewidth=0.9, linestyle=dotted)
     ax.set(xlabel="rounds done", ylabel=_NAMES["horizon"], ylim=(0, None), xlim=(0, None))
 
 

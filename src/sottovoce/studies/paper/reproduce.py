@@ -171,31 +171,19 @@ def compute_moments(what: Moments) -> list[dict[str, Any]]:
     orders = np.arange(first, last + 1)
     panels = []
     for panel in what.panels:
-        q, ratio = float(panel["sampling"]), _compute_ratio(what, panel, what.clip)
-        ratios = {str(clip): _compute_ratio(what, panel, clip) for clip in what.other_clips}
-        panels.append(
-            {
-                **panel,
-                "ratio": ratio,
-                "order": orders.tolist(),
-                "bound": _shorten(compute_log_bound(orders, sampling=q, ratio=ratio)),
-                "truth": _shorten(compute_log_moment(orders, sampling=q, ratio=ratio)),
-                "breaks": {
-                    clip: find_first_break(sampling=q, ratio=x) for clip, x in ratios.items()
-                },
-            }
-        )
+        q, ratios = float(panel["sampling"]), {}
+        for clip in (what.clip, *what.other_clips):  # Δ/σ with Δ = 2ηC/n
+            sensitivity = Recipe(what.learning_rate, clip).sensitivity([panel["samples"]])
+            ratios[clip] = float(sensitivity[0]) / what.sigma
+        curves = {"bound": compute_log_bound, "truth": compute_log_moment}
+        found = {**panel, "ratio": ratios[what.clip], "order": orders.tolist()}
+        for name, compute in curves.items():
+            values = compute(orders, sampling=q, ratio=ratios[what.clip])
+            found[name] = [float(f"{value:.6g}") for value in values]
+        others = {str(clip): ratios[clip] for clip in what.other_clips}
+        breaks = {clip: find_first_break(sampling=q, ratio=x) for clip, x in others.items()}
+        panels.append(found | {"breaks": breaks})
     return panels
-
-
-def _compute_ratio(what: Moments, panel: Any, clip: float) -> float:
-    """Return Δ/σ with Δ = 2ηC/n."""
-    recipe = Recipe(what.learning_rate, clip)
-    return float(recipe.sensitivity([panel["samples"]])[0]) / what.sigma
-
-
-def _shorten(values: Any) -> list[float]:
-    return [float(f"{value:.6g}") for value in values]
 
 
 def compute_log_moment(order: ArrayLike, *, sampling: float, ratio: float) -> Floats:
