@@ -364,9 +364,8 @@ class Rehearsal:
     def rounds(self) -> str:
         """T₀ of the plan, and how many rounds are done if that is less."""
         planned, done = self.plan.rounds.rounds, self.prediction.rounds
-        return f"{planned:,}" + (
-            "" if round(done) == planned else f" at most, about {done:,.0f} done"
-        )
+        fewer = "" if round(done) == planned else f" at most, about {done:,.0f} done"
+        return f"{planned:,}{fewer}"
 
     @property
     def mixed(self) -> str | None:
@@ -410,9 +409,8 @@ class Rehearsal:
                 f"{text}. Another setting reached {show(-gap)} more, which synthetic rows cannot "
                 "tell from nothing: the settings that no search chose stay."
             )
-        gap = max(0.0, gap)
         return (
-            f"{text}, more than the {show(gap)} between the best two settings, so "
+            f"{text}, more than the {show(max(0.0, gap))} between the best two settings, so "
             "either may be the better one."
         )
 
@@ -542,8 +540,7 @@ def rehearse(
 
     earlier: list[Trial] = []
     place = jax.default_backend() if on is None else "ray" if isinstance(on, str) else "an executor"
-    sitting = {"version": __version__, "backend": place}
-    sittings = [sitting]
+    sittings = [sitting := {"version": __version__, "backend": place}]
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         head = {
@@ -567,10 +564,9 @@ def rehearse(
     prediction = predict_run(fresh, rows.telling, tested, unnoised, len(rows.test[1]))
     done = trials.list_trials()
     reasons = explain_choices(space, choice.setting, done, choice.seeds)
+    provenance = describe_provenance(rows, reasons, len(done))
     result = Rehearsal(
-        plan=space.apply_setting(choice.setting).replace(
-            rehearsed=describe_provenance(rows, reasons, len(done))
-        ),
+        plan=space.apply_setting(choice.setting).replace(rehearsed=provenance),
         given=plan,
         space=space,
         setting=choice.setting,
@@ -657,39 +653,33 @@ def run_command(
             print(text, shlex.quote(str(folder)), file=sys.stderr, flush=True)
         raise
     show.close()
-    print(
-        json.dumps(result.to_json(), ensure_ascii=False)
-        if as_json
-        else format_summary(result, folder)
-    )
+    if as_json:
+        print(json.dumps(result.to_json(), ensure_ascii=False))
+    else:
+        print(format_summary(result, folder))
 
 
 def format_summary(result: Rehearsal, folder: Path) -> str:
     """Return what the terminal shows at the end."""
     lines = [f"{key:<20} {_format_value(result.setting[key])}" for key in result.reasons]
-    theory = (
-        "" if result.theory is None else f"Theorem 2 prefers T = {result.theory['best_rounds']}"
-    )
-    return "\n".join(
-        [
-            *lines,
-            *([] if " " not in result.rounds else [f"{'rounds of the plan':<20} {result.rounds}"]),
-            "",
-            *_wrap_text(result.prediction.describe()),
-            *_wrap_text(result.describe_doubt()),
-            *_wrap_text(": ".join(result.compare_with_given())),
-            *([theory] if theory else []),
-            *_wrap_text(f"stand-in: {result.rows.about}"),
-            *_wrap_text(result.rows.trust),
-            *_wrap_text(result.mixed or ""),
-            *_wrap_text(f"cost in privacy: {result.cost['sentence']}"),
-            f"federations: {len(result.trials)}",
-            "",
-            f"plan   {folder / 'plan.toml'}",
-            f"page   {folder / 'report.html'}",
-            f"train  {_format_command(result.plan, folder / 'plan.toml')}",
-        ]
-    )
+    if " " in result.rounds:
+        lines.append(f"{'rounds of the plan':<20} {result.rounds}")
+    theory = result.theory
+    sentences = [
+        result.prediction.describe(),
+        result.describe_doubt(),
+        ": ".join(result.compare_with_given()),
+        "" if theory is None else f"Theorem 2 prefers T = {theory['best_rounds']}",
+        f"stand-in: {result.rows.about}",
+        result.rows.trust,
+        result.mixed or "",
+        f"cost in privacy: {result.cost['sentence']}",
+        f"federations: {len(result.trials)}",
+    ]
+    wrapped = [textwrap.fill(text, 96, break_on_hyphens=False) for text in sentences if text]
+    files = [f"plan   {folder / 'plan.toml'}", f"page   {folder / 'report.html'}"]
+    files += [f"train  {_format_command(result.plan, folder / 'plan.toml')}"]
+    return "\n".join([*lines, "", *wrapped, "", *files])
 
 
 def _format_command(plan: Plan, file: Path) -> str:
@@ -700,10 +690,6 @@ def _format_command(plan: Plan, file: Path) -> str:
         f"in Python: sottovoce.simulate(sottovoce.Plan.load({str(file)!r}), data=(X, y)), or save "
         f"x and y and name them: sottovoce train {shlex.quote(str(file))} --set data.path=x.npz"
     )
-
-
-def _wrap_text(text: str) -> list[str]:
-    return textwrap.wrap(text, 96, break_on_hyphens=False)
 
 
 def _show_progress(line: ProgressLine, trials: Trials) -> None:
@@ -729,13 +715,10 @@ def render_rehearsal(result: Rehearsal) -> str:
     content = json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False)
     surfaces: list[tuple[str, str, Markup]] = []
     if {ROUNDS, RATE} & set(result.setting):
+        title = f"{result.metric[0].upper()}{result.metric[1:]} over T and η"
         surfaces = [
             ("Loss over T and η", "loss", draw_surface(result, "loss")),
-            (
-                f"{result.metric[0].upper()}{result.metric[1:]} over T and η",
-                f"{result.metric}, per cent",
-                draw_surface(result, "accuracy"),
-            ),
+            (title, f"{result.metric}, per cent", draw_surface(result, "accuracy")),
         ]
     return render_page(
         "rehearsal.html.j2",
@@ -761,11 +744,8 @@ def describe_choice(result: Rehearsal) -> str:
     name = plan.data.name or "your table"
     features = f" on {plan.model.features} features" if plan.model.features else ""
     rounds = format_count(round(prediction.rounds), "round")
-    return (
-        f"Rehearsed for {name}: {plan.model.name}{features}, {rounds} of "
-        f"η = {format_number(plan.local.rate)}; {prediction.summarise()}; "
-        f"{result.cost['short']}."
-    )
+    model = f"{plan.model.name}{features}, {rounds} of η = {format_number(plan.local.rate)}"
+    return f"Rehearsed for {name}: {model}; {prediction.summarise()}; {result.cost['short']}."
 
 
 def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
@@ -780,10 +760,7 @@ def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
         ]
     else:
         ends = f"{show(prediction.low)} – {show(prediction.high)}"
-        reached = [
-            ("predicted on the stand-in", mean),
-            ("95 % of runs on the stand-in", ends),
-        ]
+        reached = [("predicted on the stand-in", mean), ("95 % of runs on the stand-in", ends)]
     rounds = "rounds T, rehearsed"
     if round(prediction.rounds) != planned:
         rounds = f"rounds done, rehearsed (T₀ = {planned:,})"

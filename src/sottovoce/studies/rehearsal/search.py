@@ -281,9 +281,8 @@ class Trials:
             losses = (math.inf if trial.loss is None else trial.loss for trial in trials)
             return -accuracy, rounds, statistics.fmean(losses)
 
-        complete = [
-            s for s in settings if all((encode_setting(s), seed) in self.done for seed in seeds)
-        ]
+        keys = {encode_setting(setting): setting for setting in settings}
+        complete = [s for key, s in keys.items() if all((key, seed) in self.done for seed in seeds)]
         if not complete:
             raise Spent
         return min(complete, key=rank)
@@ -337,9 +336,8 @@ class Trials:
                 judges, since = Samples(x.reshape(len(y), -1), y), time.monotonic()
                 for i, trained in simulate_each(plans, seeds=seeds, given=rows, on=self.on):
                     now, (setting, _) = time.monotonic(), group[i // len(seeds)]
-                    self._store_trial(
-                        self._make_trial(stage, setting, trained, judges, now - since)
-                    )
+                    trial = self._make_trial(stage, setting, trained, judges, now - since)
+                    self._store_trial(trial)
                     since = now
                     interrupts.check()
                     if self._is_late() and not must:
@@ -537,7 +535,10 @@ class _Search:
         fork, plain = self.space.find_fork("model"), self.space.fix_rounds(start)
         names = () if fork is None else (AS_PLANNED, *fork.options)
         models = [{**plain, "model": name} for name in names] or [plain]
-        crossed = list(_list_coarse_pairs(self.space))
+        ladders = _list_grid_ladders(self.space)  # of T and η, without those that are kept
+        coarse = itertools.product(*map(self.space.list_coarse, ladders))
+        keys = [ladder.key for ladder in ladders]
+        crossed = [dict(zip(keys, values, strict=True)) for values in coarse]
         tried = [[{**model, **pair} for pair in _pick_trade_offs(crossed)] for model in models]
         self.run_jobs("models", list(itertools.chain(*tried)))
         reached = [self._average_accuracy(self.choose_best(settings)) for settings in tried]
@@ -565,9 +566,7 @@ class _Search:
         return best
 
     def compare_options(self, best: Setting) -> Setting:
-        for fork in self.space.forks:
-            if fork.key == "model":
-                continue
+        for fork in (fork for fork in self.space.forks if fork.key != "model"):
             other = [{**best, fork.key: name} for name in (AS_PLANNED, *fork.options)]
             self.run_jobs(fork.key, other, count=2)
             best = self.choose_best([best, *other], count=2)
@@ -576,7 +575,7 @@ class _Search:
     def search_grid(self, best: Setting) -> Setting:
         """Try all pairs (T, η) around the best, and more where the best is at the edge."""
         ladders = {ladder.key: ladder for ladder in _list_grid_ladders(self.space)}
-        axes = {key: _list_around(ladder, float(best[key])) for key, ladder in ladders.items()}
+        axes = {key: knob.list_around(float(best[key]), 2.0) for key, knob in ladders.items()}
         for _ in range(MOST_STEPS):
             pairs = itertools.product(*axes.values())
             points = [{**best, **dict(zip(axes, pair, strict=True))} for pair in pairs]
@@ -641,13 +640,6 @@ def _list_grid_ladders(space: Space) -> list[Ladder]:
     return [ladder for ladder in space.ladders if ladder.key in (ROUNDS, RATE)]
 
 
-def _list_coarse_pairs(space: Space) -> Iterator[dict[str, Any]]:
-    """Yield all coarse pairs (T, η), without those of the two that are kept."""
-    ladders = _list_grid_ladders(space)
-    for values in itertools.product(*map(space.list_coarse, ladders)):
-        yield {ladder.key: v for ladder, v in zip(ladders, values, strict=True)}
-
-
 def _pick_trade_offs(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return pairs from few rounds with long steps to many with short ones; all if one is kept."""
     if not pairs or len(pairs[0]) < 2:
@@ -670,8 +662,3 @@ def _list_neighbours(space: Space, best: Setting, ratio: float) -> Iterator[dict
                 down = free[second].find_next(float(best[second]), 1 / r)
                 if up is not None and down is not None:
                     yield {**best, first: up, second: down}
-
-
-def _list_around(ladder: Ladder, value: float) -> list[float]:
-    low, high = ladder.find_next(value, 0.5), ladder.find_next(value, 2.0)
-    return sorted({v for v in (low, value, high) if v is not None})

@@ -45,9 +45,12 @@ class Ladder:
         """
         next_ = value * ratio
         rounded = _round_value(next_) if self.whole else float(f"{next_:.3g}")
-        if not self.low <= rounded <= self.high or rounded == value:
-            return None
-        return rounded
+        return rounded if self.low <= rounded <= self.high and rounded != value else None
+
+    def list_around(self, value: float, ratio: float) -> list[float]:
+        """Return the value between the next ones down and up, as far as the ladder goes."""
+        around = (self.find_next(value, 1 / ratio), value, self.find_next(value, ratio))
+        return [v for v in around if v is not None]
 
 
 def _round_value(value: float) -> float:
@@ -186,10 +189,9 @@ class Space:
     def list_coarse(self, ladder: Ladder) -> list[float]:
         """List the values to try first: around the plan's where its η follows the public rule."""
         value = self.read_plan()[ladder.key]
-        if self.plan.local.rate != self.auto:
-            return [float(v) for v in ladder.coarse]
-        around = (ladder.find_next(value, 0.25), value, ladder.find_next(value, 4.0))
-        return [v for v in around if v is not None]
+        if self.plan.local.rate == self.auto:
+            return ladder.list_around(value, 4.0)
+        return [float(v) for v in ladder.coarse]
 
     def list_changes(self, setting: Setting) -> Changes:
         """Return the plan's keys that a setting changes, with their values."""

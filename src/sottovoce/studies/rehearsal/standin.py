@@ -58,10 +58,8 @@ def draw_digits(
     for start in range(0, len(pick), CHUNK):
         chunk = sources[pick[start : start + CHUNK]]
         ink = _transform_pictures(chunk, high, wide, rng)
-        paper, sharp = (
-            rng.uniform(*ends, len(ink)).astype(np.float32)[:, None, None]
-            for ends in (STROKE, SHARP)
-        )
+        drawn_ends = (rng.uniform(*ends, len(ink)) for ends in (STROKE, SHARP))
+        paper, sharp = (values.astype(np.float32)[:, None, None] for values in drawn_ends)
         drawn = np.clip((ink - paper) * sharp, 0, 1)[..., None]
         if colours > 1:
             pair = rng.uniform(0, 1, (2, len(ink), 1, 1, colours)).astype(np.float32)
@@ -563,10 +561,8 @@ def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generat
         x = resize_pictures(x.reshape(len(x), *shape[:2], -1), wanted_shape)
         x, shape = x.reshape(len(x), -1), wanted_shape
     elif wanted_shape is not None and shape != wanted_shape:
-        remedy = "give rows of the same kind"
-        raise InputError.of(
-            "--public", shape, f"rows of shape {wanted_shape} as the plan's", remedy
-        )
+        bound = f"rows of shape {wanted_shape} as the plan's"
+        raise InputError.of("--public", shape, bound, "give rows of the same kind")
     classes = 1 if target is not None else plan.data.classes
     classes = int(y.max()) + 1 if classes is None else classes
     labels = np.unique(y)
@@ -654,18 +650,15 @@ def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Load
     path = Path(text)
     if not path.is_file():
         bound = f"a file, or one of {', '.join(datasets.DATASETS)}"
-        remedy = "name public rows"
-        raise InputError.of("--public", text, bound, remedy)
+        raise InputError.of("--public", text, bound, "name public rows")
     for key in ("path", "validation", "test"):
         file = getattr(plan.data, key)
         if isinstance(file, str | Path) and Path(file).exists() and path.samefile(file):
-            raise InputError.of(
-                "--public",
-                text,
-                f"another file than data.{key}",
+            remedy = (
                 "settings chosen on these rows would cost privacy that nobody pays, or be tested "
-                "on what chose them",
+                "on what chose them"
             )
+            raise InputError.of("--public", text, f"another file than data.{key}", remedy)
     if path.suffix.lower() == ".npz":
         try:
             x, y = read_npz(path, "x", "y").values()
@@ -676,8 +669,7 @@ def _load_public(plan: Plan, public: Public, pictured: bool) -> tuple[str, *Load
     is_table = plan.data.path is not None and not plan.data.is_array_file
     if path.suffix.lower() not in (".csv", ".parquet") or not is_table:
         bound = "an .npz with x and y, or a .csv or .parquet for a plan of a table"
-        remedy = "save the rows as one of these"
-        raise InputError.of("--public", text, bound, remedy)
+        raise InputError.of("--public", text, bound, "save the rows as one of these")
     unused = dict.fromkeys(("client", "validation", "test"))
     unused |= {} if plan.rows_per_person else {"person": None}
     source = plan.data.table() | {"path": path} | unused
