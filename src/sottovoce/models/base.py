@@ -282,10 +282,7 @@ class JaxModel(Model):
         # by one. A loop, not a condition: under vmap a condition would always compute both sides.
         gradients, _ = jax.lax.while_loop(
             lambda state: ~state[1],
-            lambda state: (
-                jax.lax.map(lambda row: gradient(prepared, *row), (x, y)),
-                jnp.array(True),
-            ),
+            lambda _: (jax.lax.map(lambda row: gradient(prepared, *row), (x, y)), jnp.array(True)),
             (gradients, _are_all_finite(gradients)),
         )
         gradients, squared = dense.measure_rows(dense.write_long(gradients))
@@ -490,9 +487,8 @@ def build(
         remedy = "add an axis for the colours, X[..., None], or choose another model"
         raise InputError.of("shape", shape, f"(height, width, colours) for the {name}", remedy)
     if kind.most_classes is not None and classes > kind.most_classes:
-        raise InputError.of(
-            "classes", classes, f"{kind.most_classes} for the model {name}", "choose another model"
-        )
+        bound = f"{kind.most_classes} for the model {name}"
+        raise InputError.of("classes", classes, bound, "choose another model")
     chosen = {option.name: option.choose(options.get(option.name)) for option in kind.options}
     model: Any = kind.create(shape, classes, **chosen)
     named: NamedCode = model if number_loss is None else replace(model, number_loss=number_loss)

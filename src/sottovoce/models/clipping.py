@@ -68,9 +68,8 @@ def fold(
 
     def add(total: Any, index: Array) -> tuple[Any, None]:
         start = jnp.minimum(index * rows, n - rows)
-        xs, ys, ws = jax.tree.map(
-            lambda a: jax.lax.dynamic_slice_in_dim(a, start, rows), (x, y, weight)
-        )
+        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=rows)
+        xs, ys, ws = jax.tree.map(cut, (x, y, weight))
         is_new = start + jnp.arange(rows) >= index * rows
         return jax.tree.map(jnp.add, total, step(xs, ys, jnp.where(is_new, ws, 0))), None
 
@@ -99,8 +98,7 @@ def inspect(model: JaxModel, x: Array, dtype: Any = jnp.float32) -> Inspected:
     ([[3.0, 4.0], [0.0, 1.0]], [True, False], [26.0, 2.0])
     """
     if not model.cleans_rows:
-        whole = jnp.ones(x.shape[0], bool)
-        return Inspected(x, whole, jnp.ones(x.shape[0], dtype))
+        return Inspected(x, jnp.ones(x.shape[0], bool), jnp.ones(x.shape[0], dtype))
     x = x.astype(product_type(model, dtype))  # first: what is finite may round to what is not
     is_finite = jnp.isfinite(x)
     x = jnp.where(is_finite, x, 0)
@@ -157,7 +155,8 @@ def gradient_norms(model: JaxModel, params: Params, x: Array, y: Array) -> Array
         gradient = jax.grad(model.sample_loss)(params, *row)
         return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)))
 
-    rows = min(_rows_per_written_chunk(params), x.shape[0])
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    rows = min(_rows_per_generic_chunk(size, precision(params)), x.shape[0])
     norms: Array = jax.lax.map(norm, (x, y), batch_size=rows)
     return norms
 
@@ -191,11 +190,9 @@ def _clipped_sum(
     return model.restore_layout(total)
 
 
-def _rows_per_written_chunk(params: Params) -> int:
-    """Return how many rows to take at once where the gradient of each is written out."""
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    rows = max(1, GENERIC_BYTES // max(1, size * precision(params).itemsize))
-    return int(min(rows, GENERIC_ROWS))
+def _rows_per_generic_chunk(numbers: int, dtype: Any) -> int:
+    """Return how many rows to take at once where each gradient has so many numbers."""
+    return int(min(max(1, GENERIC_BYTES // max(1, numbers * dtype.itemsize)), GENERIC_ROWS))
 
 
 # Per-sample gradients of a custom model. Its functions are traced for one row; where a parameter is
@@ -319,8 +316,7 @@ class DenseLayers(NamedTuple):
         layers = self.layers
         numbers = sum(math.prod(s) for i, s in enumerate(self.shapes) if i not in layers)
         numbers += sum(math.prod(d.inputs) + 2 * math.prod(d.outputs) for d in layers.values())
-        rows = max(1, GENERIC_BYTES // max(1, numbers * dtype.itemsize))
-        return int(min(rows, GENERIC_ROWS))
+        return _rows_per_generic_chunk(numbers, dtype)
 
 
 def _balance_products(inputs: Array, errors: Array) -> tuple[Array, Array]:
@@ -485,8 +481,7 @@ def evaluate(model: JaxModel, params: Params, x: Array, y: Array) -> tuple[Array
     """
     if x.shape[0] == 0:
         raise InputError.of("x", x.shape, "at least one row", "evaluate on rows that exist")
-    loss, accuracy = _evaluate(model, params, x, y)
-    return loss, accuracy
+    return cast(tuple[Array, Array], _evaluate(model, params, x, y))
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="rows")

@@ -67,9 +67,8 @@ class Cnn(NamedModel):
     def init(self, key: Array) -> Params:
         first, second = jax.random.split(key)
         fan_in, flat = KERNEL * KERNEL * self.shape[2], math.prod(self.map_shape)
-        kernel, bias = base.draw_layer(
-            first, (KERNEL, KERNEL, self.shape[2], self.channels), fan_in
-        )
+        shape = KERNEL, KERNEL, self.shape[2], self.channels
+        kernel, bias = base.draw_layer(first, shape, fan_in)
         w, b = base.draw_layer(second, (flat, self.classes), flat)
         return {"kernel": kernel, "bias": bias, "w": w, "b": b}
 
@@ -114,9 +113,8 @@ class Cnn(NamedModel):
     def sum_chunk(
         self, prepared: Tiled | Filtered, clip: Array, rows: Inspected, y: Array, weight: Array
     ) -> Params:
-        is_clean, kernels, biases, hidden, squared_hidden, error2 = find_factors(
-            self, prepared, rows, y
-        )
+        found = find_factors(self, prepared, rows, y)
+        is_clean, kernels, biases, hidden, squared_hidden, error2 = found
         squared = jnp.sum(kernels**2, axis=(1, 2, 3, 4)) + base.squared_norms(biases)
         squared += base.squared_norms(error2) * (squared_hidden + 1)
         factor = base.clip_factors(squared, is_clean, weight, clip)

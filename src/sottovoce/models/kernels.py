@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import jax
@@ -146,25 +147,20 @@ class CnnKernels:
         n, classes = error.shape
         size, labels = self.tiles * self.numbers, _round_up(classes)
 
-        def compute(
-            hidden_ref: Any, error_ref: Any, back_ref: Any, out_ref: Any, norm_ref: Any
-        ) -> None:
+        def compute(*refs: Any) -> None:
+            hidden_ref, error_ref, back_ref, out_ref, norm_ref = refs
             row, label = pl.program_id(0) * ROWS + jnp.arange(ROWS), jnp.arange(labels)
             is_row, is_label = row < n, label < classes
-            errors = triton.load(
-                error_ref.at[row[:, None] * classes + label[None, :]],
-                mask=is_row[:, None] & is_label[None, :],
-                other=0.0,
-            )
+            where = row[:, None] * classes + label[None, :]
+            mask = is_row[:, None] & is_label[None, :]
+            errors = triton.load(error_ref.at[where], mask=mask, other=0.0)
 
             def step(k: Array, squared: Array) -> Array:
                 column = k * COLUMNS + jnp.arange(COLUMNS)
                 is_column = column < size
-                weights = triton.load(
-                    back_ref.at[label[:, None] * size + column[None, :]],
-                    mask=is_label[:, None] & is_column[None, :],
-                    other=0.0,
-                )
+                where = label[:, None] * size + column[None, :]
+                mask = is_label[:, None] & is_column[None, :]
+                weights = triton.load(back_ref.at[where], mask=mask, other=0.0)
                 where = row[:, None] * size + column[None, :]
                 mask = is_row[:, None] & is_column[None, :]
                 part = triton.load(hidden_ref.at[where], mask=mask, other=0)
@@ -213,12 +209,8 @@ class CnnKernels:
 
             def compute_row(k: Array, _: Any) -> None:
                 row = program + k * programs
-                totals = jax.lax.fori_loop(
-                    0,
-                    -(-self.slots // SLOTS),
-                    lambda k, totals: step(row, k, totals),
-                    (jnp.zeros((self.outputs, self.width), jnp.float32),) * self.groups,
-                )
+                zero = (jnp.zeros((self.outputs, self.width), jnp.float32),) * self.groups
+                totals = jax.lax.fori_loop(0, -(-self.slots // SLOTS), partial(step, row), zero)
                 where = number[:, None] * self.width + column[None, :]
                 for i, total in enumerate(totals):
                     triton.store(sums_ref.at[of_program + i * page + where], total)
@@ -264,7 +256,7 @@ class CnnKernels:
 
 CLIPPED_NUMBERS = 4096  # of a hidden layer in a step of the mlp's errors
 CLIPPED_PROGRAMS = 528  # for all runs of a batch
-CLIPPED_WARPS, CLIPPED_STAGES = 4, 1
+CLIPPED_STAGES = 1
 MOST_UNITS, MOST_CLASSES = 512, 64  # whose numbers fit into registers, for 16 rows
 
 
@@ -363,16 +355,12 @@ class MlpKernel:
             triton.store(refs[11].at[here * classes + label], last, mask=is_label)
 
         lengths = [runs * programs * length for length in (hidden * classes, hidden, classes)]
+        sums = [_describe((length,), jnp.float32) for length in lengths]
         call = pl.pallas_call(
             compute,
             grid=(programs, runs),
-            out_shape=(
-                _describe((before.size,), jnp.bfloat16),
-                *(_describe((length,), jnp.float32) for length in lengths),
-            ),
-            compiler_params=triton.CompilerParams(
-                num_warps=CLIPPED_WARPS, num_stages=CLIPPED_STAGES
-            ),
+            out_shape=(_describe((before.size,), jnp.bfloat16), *sums),
+            compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=CLIPPED_STAGES),
             interpret=self.interpret,
             name="clip_errors",
         )

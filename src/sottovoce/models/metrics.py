@@ -138,9 +138,7 @@ def measure_classes(
     recalls = np.bincount(labels, weights=hit)[present] / counts[present]
     measured = {
         "accuracy": Measured(
-            float(np.mean(hit)),
-            float(shares[top]),
-            _error(hit - 1.0 * (labels == top)),
+            float(np.mean(hit)), float(shares[top]), _error(hit - 1.0 * (labels == top))
         ),
         "balanced_accuracy": Measured(
             float(np.mean(recalls)),
@@ -163,11 +161,8 @@ def measure_classes(
     squared_errors = [half * np.sum((p - truth) ** 2, axis=1) for p in (np.exp(logs), shares)]
     measured["brier"] = _compare_rows(*squared_errors)
     table = measure_reliability(labels, np.exp(logs))
-    gaps = np.abs(table[:, 0] - table[:, 1])
-    measured["calibration_error"] = Measured(
-        float(np.average(gaps, weights=table[:, 2])), 0.0, math.nan
-    )
-    return measured
+    gap = float(np.average(np.abs(table[:, 0] - table[:, 1]), weights=table[:, 2]))
+    return measured | {"calibration_error": Measured(gap, 0.0, math.nan)}
 
 
 def measure_regression(targets: Floats, predictions: Floats) -> dict[str, Measured]:
@@ -226,12 +221,10 @@ def _measure_order(
         errors.append(math.sqrt((rows + 1) / (12 * positives * (rows - positives))))
         binomial.append(float(_binomial_error(precisions[-1], positives)))
     # The classes' errors are not independent: their mean is the most that the mean's can be.
-    shares = counts[judged] / rows
+    columns = precisions, counts[judged] / rows, binomial
     return {
         "auroc": Measured(float(np.mean(areas)), 0.5, float(np.mean(errors))),
-        "auprc": Measured(
-            float(np.mean(precisions)), float(np.mean(shares)), float(np.mean(binomial))
-        ),
+        "auprc": Measured(*(float(np.mean(column)) for column in columns)),
     }
 
 
@@ -438,10 +431,8 @@ def describe_metrics(metric: str, values: Mapping[str, Measured], **about: Any) 
     chosen = values[metric]
     headline = {"metric": metric, **chosen._asdict(), "is_better": chosen.is_better(metric)}
     headline["text"] = describe_headline(metric, chosen, **about)
-    return {
-        "headline": headline,
-        "metrics": {name: measured._asdict() for name, measured in values.items()},
-    }
+    found = {name: measured._asdict() for name, measured in values.items()}
+    return {"headline": headline, "metrics": found}
 
 
 def describe_headline(

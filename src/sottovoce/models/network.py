@@ -355,13 +355,11 @@ def _try_network(network: OpenNetwork, source: str, shape: tuple[int, ...]) -> i
         with contextlib.suppress(Exception):  # a table of words has no place for such numbers
             mixes |= not np.array_equal(first, _run_in_company(network, drawn, factor, places))
     if mixes:
-        raise InputError.of(
-            "model.features",
-            source,
-            "a function of one sample",
+        remedy = (
             "it depends on the others of a batch; call eval(), which fixes batch normalisation, "
-            "and leave out quantisation by the range of a batch",
+            "and leave out quantisation by the range of a batch"
         )
+        raise InputError.of("model.features", source, "a function of one sample", remedy)
     return math.prod(first.shape[1:])
 
 

@@ -250,12 +250,10 @@ class TorchModel(Model):
                 parameter.requires_grad for parameter in layer.parameters()
             )
             if isinstance(layer, nn.modules.batchnorm._BatchNorm) and not is_fixed:
-                raise InputError.of(
-                    "the torch module",
-                    f"{name or 'itself'}: {type(layer).__name__}",
-                    "without batch normalisation, or with a frozen one",
-                    "batch normalisation mixes samples; use GroupNorm or LayerNorm",
-                )
+                found = f"{name or 'itself'}: {type(layer).__name__}"
+                bound = "without batch normalisation, or with a frozen one"
+                remedy = "batch normalisation mixes samples; use GroupNorm or LayerNorm"
+                raise InputError.of("the torch module", found, bound, remedy)
         if not any(parameter.requires_grad for parameter in module.parameters()):
             remedy = "set requires_grad of what is to be trained"
             raise InputError.of("the torch module", "none", "with a trainable parameter", remedy)
@@ -626,10 +624,8 @@ class TorchModel(Model):
                 name: leaf.detach().to(device, kind if leaf.is_floating_point() else leaf.dtype)
                 for name, leaf in self._constants.items()
             }
-        moved = {
-            name: torch.tensor(np.asarray(params[name])).to(device, kind) for name in self._trained
-        }
-        return moved | self._fixed[key]
+        arrays = {name: torch.tensor(np.asarray(params[name])) for name in self._trained}
+        return {name: leaf.to(device, kind) for name, leaf in arrays.items()} | self._fixed[key]
 
     @staticmethod
     def _move_rows(x: Any, y: Any, kind: Any, device: Any) -> tuple[Tensor, Tensor]:
@@ -730,16 +726,12 @@ def _arrange_product(call: LayerCall, error: Tensor, inputs: Tensor) -> tuple[Te
     rows = len(error)
     if call.function is torch.conv2d:
         options = {key: call.options.get(key, 1) for key in ("stride", "dilation")}
-        patches = functional.unfold(
-            inputs.flatten(0, 1) if inputs.ndim == 5 else inputs,
-            call.options["kernel"],
-            padding=call.options.get("padding", 0),
-            **options,
-        )
+        options["padding"] = call.options.get("padding", 0)
+        pictures = inputs.flatten(0, 1) if inputs.ndim == 5 else inputs
+        patches = functional.unfold(pictures, call.options["kernel"], **options)
         error = error.reshape(len(patches), error.shape[-3], -1).mT
-        return error.reshape(rows, -1, error.shape[-1]), patches.mT.reshape(
-            rows, -1, patches.shape[1]
-        )
+        inputs = patches.mT.reshape(rows, -1, patches.shape[1])
+        return error.reshape(rows, -1, error.shape[-1]), inputs
     error = error.reshape(rows, -1, error.shape[-1])
     if call.function is functional.linear:
         return error, inputs.reshape(rows, -1, inputs.shape[-1])

@@ -118,19 +118,15 @@ class DiscountedRounds(_Rounds):
         t = progress.done
         recent = (*progress.recent, loss)[-2 * self.window :]
         progress = replace(progress, done=t + 1, recent=recent)
-        if self._keeps_horizon(t, recent, progress.last_discount):
+        w = self.window
+        if len(recent) < 2 * w or t - progress.last_discount < w:
+            return progress
+        # Written so that a NaN (a diverged model, ∞ − ∞) counts as no improvement.
+        if sum(recent[:w]) / w - sum(recent[w:]) / w >= self.zeta * w:
             return progress
         # β is taken from its decimal text, because 0.7·90 is 62.99… in binary and loses a round.
         rounds_left = math.floor(Fraction(str(self.beta)) * (progress.horizon - t))
         return replace(progress, horizon=rounds_left + t, last_discount=t)
-
-    def _keeps_horizon(self, t: int, recent: tuple[float, ...], last_discount: int) -> bool:
-        w = self.window
-        if len(recent) < 2 * w or t - last_discount < w:
-            return True
-        gain = sum(recent[:w]) / w - sum(recent[w:]) / w
-        # Written so that a NaN (a diverged model, ∞ − ∞) counts as no improvement.
-        return gain >= self.zeta * w
 
 
 @dataclass(frozen=True)
@@ -208,10 +204,8 @@ class ForecastRounds(_Rounds):
     @property
     def lengths(self) -> tuple[int, ...]:
         """T = T₀, T₀/√2, T₀/2, … down to 12, ascending."""
-        shortest, lengths = min(FEWEST, self.rounds), {self.rounds}
-        for k in range(1, 2 * self.rounds.bit_length()):
-            lengths.add(max(shortest, round(self.rounds / 2 ** (k / 2))))
-        return tuple(sorted(lengths))
+        halved = (round(self.rounds / 2 ** (k / 2)) for k in range(2 * self.rounds.bit_length()))
+        return tuple(sorted({max(min(FEWEST, self.rounds), T) for T in halved}))
 
     def list_near(self, path: float) -> list[Candidate]:
         """Return the candidates with a path r·T from half of this one to its double, T ≥ T₀/8.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, cast
@@ -131,25 +131,13 @@ def calibrate(
     >>> round(answer.paper_true_epsilon, 1), round(answer.paper_true_delta, 3)
     (30.3, 0.116)
     """
-    plan = default_plan()
-    request = CalibrationRequest(
-        epsilon=_use_default(epsilon, plan["privacy"]["epsilon"]),
-        delta=_use_default(delta, plan["privacy"]["delta"]),
-        rounds=_use_default(rounds, plan["rounds"]["rounds"]),
-        clients=(u := _use_default(clients, plan["data"]["clients"])),
-        per_round=_use_default(per_round, u),
-        samples=_use_default(samples, plan["data"]["samples"]),
-        clip=_use_default(clip, plan["local"]["clip"]),
-        learning_rate=_use_default(learning_rate, plan["local"]["learning_rate"]),
-        unit=_use_default(unit, plan["local"]["unit"]),
-        calibration=_use_default(calibration, plan["privacy"]["calibration"]),
-        parameters=_use_default(parameters, PARAMETERS),
-        colluding=_use_default(colluding, 0),
-    )
-    return _solve_request(request)
-
-
-def _solve_request(ask: CalibrationRequest) -> Calibrated:
+    given = {name: value for name, value in locals().items() if value is not None}
+    values: dict[str, Any] = {"parameters": PARAMETERS, "colluding": 0}
+    for section in ("data", "local", "privacy", "rounds"):
+        values |= default_plan()[section]
+    values |= {"per_round": given.get("clients", values["clients"])} | given
+    names = [field.name for field in fields(CalibrationRequest)]
+    ask = CalibrationRequest(**{name: values[name] for name in names})
     budget = Budget(ask.epsilon, ask.delta)
     recipe = Recipe(learning_rate=ask.learning_rate, clip=ask.clip, unit=ask.unit)
     require_rounds(ask.rounds)
@@ -176,17 +164,12 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
     paper_epsilon = calibrations.true_epsilon(
         budget.delta, sensitivity=delta_s, sigma=by_paper, releases=turns
     )
-    noise = weigh_noise(
-        sigma,
-        rounds=ask.rounds,
-        per_round=ask.per_round,
-        parameters=ask.parameters,
-        step=ask.learning_rate * ask.clip,
-    )
+    size = {"rounds": ask.rounds, "per_round": ask.per_round, "parameters": ask.parameters}
+    noise = weigh_noise(sigma, **size, step=ask.learning_rate * ask.clip)
     true_epsilon = max(paper_epsilon, 1e-6) if pays_absent else budget.epsilon
     # K equal clients: the others' noise counts as its own does, but for that of c colluding ones.
-    colluding = sorted({0, min(1, ask.clients - 1), ask.colluding})
-    mu2 = [turns * mu_release**2 / max(ask.per_round - c, 1) for c in colluding]
+    counts = sorted({0, min(1, ask.clients - 1), ask.colluding})
+    mu2 = [turns * mu_release**2 / max(ask.per_round - c, 1) for c in counts]
     epsilons = [min(float(calibrations.bound_epsilon(budget.delta, s)), true_epsilon) for s in mu2]
     return Calibrated(
         request=ask,
@@ -206,9 +189,9 @@ def _solve_request(ask: CalibrationRequest) -> Calibrated:
             ),
         ),
         model_view={
-            "colluding": colluding,
+            "colluding": counts,
             "epsilon": epsilons,
-            "text": describe_model_view(colluding, epsilons, budget.delta, ask.unit, "secure"),
+            "text": describe_model_view(counts, epsilons, budget.delta, ask.unit, "secure"),
         },
         paper_sigma=by_paper,
         paper_true_epsilon=paper_epsilon,
@@ -274,7 +257,12 @@ def format_table(answer: Calibrated) -> str:
     cohort = "all" if ask.per_round == ask.clients else f"{ask.per_round}"
     nouns = {"record": "one record", "person": "one person", "client": "a client's whole dataset"}
     formula = "2ηC" if ask.unit == "client" else "2ηC/n"
-    is_too_little = answer.paper_true_epsilon > ask.epsilon
+    warning = []
+    if answer.paper_true_epsilon > ask.epsilon:
+        promised = f"it promises ε = {format_claim(ask.epsilon)}"
+        gives = f"gives {format_claim(answer.paper_true_epsilon, 3)}"
+        words = "The paper's formula adds too little noise here"
+        warning = [f"{words}: {promised} and {gives}.", ""]
     lines = [
         f"asked for     (ε, δ) = ({format_claim(ask.epsilon)}, {format_claim(ask.delta, 3)}) "
         f"for {nouns[ask.unit]}, {ask.calibration} calibration",
@@ -285,16 +273,7 @@ def format_table(answer: Calibrated) -> str:
         "",
         *(f"{name:<34}  {ours:>16}  {theirs:>24}" for name, ours, theirs in list_noise(answer)),
         "",
-        *(
-            [
-                "The paper's formula adds too little noise here: it promises "
-                f"ε = {format_claim(ask.epsilon)} and gives "
-                f"{format_claim(answer.paper_true_epsilon, 3)}.",
-                "",
-            ]
-            if is_too_little
-            else []
-        ),
+        *warning,
         str(answer.guarantee),
         "",
         format_promise(answer.model_view["text"]),
@@ -338,18 +317,16 @@ def format_expected(answer: Calibrated) -> str:
         best = cells[cell["data"], cell["rows"], cell["clients"], NO_NOISE]["accuracy"]
         shares.append(max(0.0, (cell["accuracy"] - base) / (best - base)))
     near = [cell["noise"] for cell in private[:NEAREST]]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Your federation (ε = {ask.epsilon:g}, {ask.samples:,} rows, {ask.clients:,} clients, "
-            f"{ask.parameters:,} parameters) has the noise ratio {answer.noise:.2g}:",
-            f"the {NEAREST} measured ones nearest to it ({min(near):.2g} to {max(near):.2g}) kept "
-            f"{min(shares):.0%} to {max(shares):.0%} of what they gain without noise",
-            "over always naming the most frequent class. This is about noise, and about classes of",
-            "similar size: a rare class, or a number to predict, needs more rows.",
-        ]
-    )
+    lines += [
+        "",
+        f"Your federation (ε = {ask.epsilon:g}, {ask.samples:,} rows, {ask.clients:,} clients, "
+        f"{ask.parameters:,} parameters) has the noise ratio {answer.noise:.2g}:",
+        f"the {NEAREST} measured ones nearest to it ({min(near):.2g} to {max(near):.2g}) kept "
+        f"{min(shares):.0%} to {max(shares):.0%} of what they gain without noise",
+        "over always naming the most frequent class. This is about noise, and about classes of",
+        "similar size: a rare class, or a number to predict, needs more rows.",
+    ]
+    return "\n".join(lines)
 
 
 @cache
@@ -361,10 +338,6 @@ def default_plan() -> dict[str, Any]:
     """
     text = resources.files("sottovoce.plan").joinpath("default.toml").read_text("utf-8")
     return tomllib.loads(text)
-
-
-def _use_default(value: Any, default: Any) -> Any:
-    return default if value is None else value
 
 
 def _check_count(name: str, value: object, most: int, remedy: str, least: int = 1) -> None:
