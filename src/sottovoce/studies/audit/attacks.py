@@ -350,11 +350,6 @@ class Reconstructions:
         pairs = zip(self.originals, self.found, strict=True)
         return float(np.mean([ssim(original, picture) for original, picture in pairs]))
 
-    @property
-    def identified(self) -> float:
-        """The share of samples that were recognised."""
-        return float(np.mean(self.recognised))
-
 
 def invert_gradient(gradient: Parameters) -> Floats:
     """Return x = ∂w1[:, j] / ∂b1[j] at the unit j with the largest gradient of the bias."""
@@ -406,22 +401,20 @@ class Attack:
         """The mean area: how often a member scores above another record of its run."""
         return float(self.areas.mean())
 
-    def _find_alarms(self, fpr: float) -> NDArray[np.bool_]:
-        """Return which records of the odd runs exceed a threshold chosen on the even runs."""
+    def _count(self, fpr: float) -> NDArray[np.int64]:
+        """Count hits, members, alarms and others of each odd run; even ones choose a threshold."""
         threshold = choose_threshold(self.scores[::2][~self.members[::2]], fpr)
-        return np.asarray(self.scores[1::2] > threshold)
+        over, there = self.scores[1::2] > threshold, self.members[1::2]
+        return np.asarray(np.sum([over & there, there, over & ~there, ~there], axis=2))
 
     def count_rates(self, fpr: float) -> Rates:
         """Count hits and alarms in the judged runs, for the table only: records are dependent."""
-        over, there = self._find_alarms(fpr), self.members[1::2]
-        hits, alarms = int(np.sum(over & there)), int(np.sum(over & ~there))
-        return Rates(hits, int(there.sum()), alarms, int((~there).sum()))
+        return Rates(*self._count(fpr).sum(axis=1).tolist())
 
     def prove_mu(self, fpr: float, wrong: float = WRONG_PER_COMPARISON) -> float:
         """Return the μ that the shares of hits and alarms in each run prove."""
-        over, there = self._find_alarms(fpr), self.members[1::2]
-        hits = np.sum(over & there, axis=1) / there.sum(axis=1)
-        alarms = np.sum(over & ~there, axis=1) / (~there).sum(axis=1)
+        found, members, false, others = self._count(fpr)
+        hits, alarms = found / members, false / others
         least, most = bound_mean(hits, 1 - wrong)[0], bound_mean(alarms, 1 - wrong)[1]
         return max(0.0, compute_mu(least, most))
 
@@ -499,15 +492,12 @@ def attack_models(
         data["rows_per_person"] = form.rows_per_person
     if form.target is not None:  # labels are scaled already
         model, data = {**model, "loss": form.target.loss}, {**data, "target": [-1, 1]}
+    budget = {"epsilon": level.epsilon or SILENT, "delta": level.delta}
     plan = Plan(
         data=data,
         model=model,
         local={"learning_rate": recipe.learning_rate, "clip": recipe.clip, "unit": recipe.unit},
-        privacy={
-            "epsilon": level.epsilon or SILENT,
-            "delta": level.delta,
-            "calibration": level.calibration,
-        },
+        privacy=budget | {"calibration": level.calibration},
         rounds={"schedule": "fixed", "rounds": rounds},
     )
     pair = rows[0].astype(np.float32), rows[1].astype(np.float32 if number else np.int32)

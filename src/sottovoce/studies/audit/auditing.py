@@ -107,10 +107,8 @@ def _run_audit(path: Path | None, quick: bool, out: Path | None, as_json: bool) 
     make_folder(folder)
     with tempfile.TemporaryFile(dir=folder):
         pass  # refuse a folder that cannot be written to before the work, not after it
-    result = replace(
-        run_attacks(target, QUICK if quick else FULL, stream),
-        command=_format_command(path, quick, out, as_json),
-    )
+    result = run_attacks(target, QUICK if quick else FULL, stream)
+    result = replace(result, command=_format_command(path, quick, out, as_json))
     text = json.dumps(result.to_json(), ensure_ascii=False, indent=1)
     write_file(folder / "audit.json", f"{text}\n".encode())
     page_path = findings.write_audit(result, folder)
@@ -200,13 +198,9 @@ def list_settings(target: Target) -> list[AuditSetting]:
     """List the promises to measure: the usual budgets and the plan's, by its calibration."""
     by, server = target.plan.privacy.calibration, target.plan.server
     bound = server.loss_bound if server.signal == "clients" else None
+    same: Any = {"loss_bound": bound, "target": target.form.target}
     budgets = sorted({*BUDGETS, target.epsilon})
-    return [
-        AuditSetting(
-            epsilon, target.delta, target.recipe, by, loss_bound=bound, target=target.form.target
-        )
-        for epsilon in budgets
-    ]
+    return [AuditSetting(e, target.delta, target.recipe, by, **same) for e in budgets]
 
 
 def list_levels(target: Target) -> list[Level]:
@@ -222,13 +216,11 @@ def _match_groups(target: Target, sizes: Sizes, level: Level) -> attacks.Reconst
     count = len(pool.y)
     together = min(sizes.together, count - 1)
     groups = [rng.permutation(count)[:together] for _ in range(sizes.groups)]
-    found = [
-        attacks.match_gradients(pool, rows, target.model, level, sizes.steps) for rows in groups
-    ]
-    fields = ("originals", "truth", "found", "recognised", "labels", "judged")
-    joined: dict[str, Any] = {
-        name: np.concatenate([getattr(one, name) for one in found]) for name in fields
-    }
+    how = target.model, level, sizes.steps
+    found = [attacks.match_gradients(pool, rows, *how) for rows in groups]
+    joined: dict[str, Any] = {}
+    for name in ("originals", "truth", "found", "recognised", "labels", "judged"):
+        joined[name] = np.concatenate([getattr(one, name) for one in found])
     return replace(found[0], **joined)
 
 
@@ -302,6 +294,7 @@ def load_target(path: Path | None) -> Target:
     # Of sums, attacks on single uploads are those of a server that all other clients side with.
     promise = federation.guarantee()
     assert promise is not None, "a plan has budgets"
+    recipe, arrays = federation.recipe, flatten_parameters(params)
     # An audit releases with secure noise, whatever the plan does.
     usual = {*list_always_not_covered(plan.local.unit), "simulated-noise"}
     return Target(
@@ -309,12 +302,8 @@ def load_target(path: Path | None) -> Target:
         plan=plan,
         own_model=own_model,
         form=replace(model.form(), rows_per_person=plan.rows_per_person, target=held.target),
-        model={
-            name: np.asarray(leaf, np.float64) for name, leaf in flatten_parameters(params).items()
-        },
-        recipe=Recipe(
-            federation.recipe.learning_rate, federation.recipe.clip, unit=plan.local.unit
-        ),
+        model={name: np.asarray(leaf, np.float64) for name, leaf in arrays.items()},
+        recipe=Recipe(recipe.learning_rate, recipe.clip, unit=plan.local.unit),
         epsilon=promise.epsilon_alone or float(np.max(federation.epsilon)),
         shared=float(np.max(federation.epsilon)),
         delta=float(np.max(federation.delta)),

@@ -260,19 +260,19 @@ class Findings:
                 sentences.append(
                     f"{where} prove ε ≥ {epsilon} at δ = {setting.delta:g} without any assumption"
                 )
-        for run in self.one_runs:
-            if run.contradicts:
-                sentences.append(
-                    f"one run at ε = {run.setting.epsilon:g} has {run.right} of {run.guesses} "
-                    "coins guessed right, more than the promise allows"
-                )
-        for row in self.rows:
-            for level, cell in row.cells.items():
-                if cell.exceeds and cell.ceiling is not None:
-                    sentences.append(
-                        f"{row.attack} at {level.name}: {row.measure} {cell.value:.3g}, "
-                        f"and no attacker should exceed {round_up(cell.ceiling, 3):.3g}"
-                    )
+        sentences += [
+            f"one run at ε = {run.setting.epsilon:g} has {run.right} of {run.guesses} coins "
+            "guessed right, more than the promise allows"
+            for run in self.one_runs
+            if run.contradicts
+        ]
+        sentences += [
+            f"{row.attack} at {level.name}: {row.measure} {cell.value:.3g}, "
+            f"and no attacker should exceed {round_up(cell.ceiling, 3):.3g}"
+            for row in self.rows
+            for level, cell in row.cells.items()
+            if cell.exceeds and cell.ceiling is not None
+        ]
         return sentences
 
     @property
@@ -307,8 +307,7 @@ class Findings:
         if (alone := self.target.epsilon) != self.target.shared:
             text += (
                 f" Single uploads were attacked at ε = {format_claim(alone, 3)}, what holds "
-                "whatever others do: "
-                "as if all other clients sided with the server."
+                "whatever others do: as if all other clients sided with the server."
             )
         return text
 
@@ -452,10 +451,7 @@ _COLOURS = (INK, ORANGE, PURPLE, BLUE, GREEN)
 
 def draw_figures(findings: Findings) -> dict[str, Markup]:
     """Draw every figure, as a file by itself."""
-    drawn = {
-        "claimed": _draw_claims(findings),
-        "paper": _draw_scores(findings.paper),
-    }
+    drawn = {"claimed": _draw_claims(findings), "paper": _draw_scores(findings.paper)}
     if (side := findings.target.pictures) is not None and findings.traps:
         for name, rows in _list_pictures(findings).items():
             drawn[name] = _draw_grid(name, rows, side)
@@ -470,9 +466,8 @@ def _draw_claims(findings: Findings) -> Markup:
         for height, measurement in enumerate(reversed(measured)):
             low, high = measurement.epsilon
             colour = ORANGE if measurement.contradicts else BLUE
-            ax.plot(
-                (low, min(high, _FURTHEST)), (height, height), color=colour, linewidth=5, alpha=0.45
-            )
+            ends, heights = (low, min(high, _FURTHEST)), (height, height)
+            ax.plot(ends, heights, color=colour, linewidth=5, alpha=0.45)
             ax.plot(low, height, "|", color=colour, markersize=13, markeredgewidth=2.5)
             ax.plot(measurement.setting.claim, height, "D", color=INK, markersize=4.5)
         ax.plot([], [], "D", color=INK, markersize=4.5, label="claimed")
@@ -615,18 +610,10 @@ def format_table(findings: Findings) -> str:
         f"Bounds at {100 * CONFIDENCE:g} %, thresholds fixed beforehand; “Gaussian” assumes the "
         "noise's shape."
     )
-    return "\n".join(
-        [
-            _fill(explain_brackets(findings)),
-            *_align_columns(head, rows),
-            "",
-            bounds,
-            *_align_columns(proved, uploads),
-            *(["", *_align_columns(guessed, one_runs)] if one_runs else []),
-            "",
-            f"{_fill(findings.judgement)}\n\n{_fill(findings.verdict)}",
-        ]
-    )
+    lines = [_fill(explain_brackets(findings)), *_align_columns(head, rows), "", bounds]
+    lines += _align_columns(proved, uploads)
+    lines += ["", *_align_columns(guessed, one_runs)] if one_runs else []
+    return "\n".join([*lines, "", _fill(findings.judgement), "", _fill(findings.verdict)])
 
 
 def explain_brackets(findings: Findings) -> str:
