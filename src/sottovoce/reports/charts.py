@@ -16,6 +16,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.models.metrics import SHARES
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.budget import round_up
 from sottovoce.privacy.gaussian import Floats
@@ -132,7 +133,7 @@ def draw_loss(run: CheckedRun) -> Markup:
 
 def draw_score(run: CheckedRun, title: str, metric: str, values: Floats) -> Markup:
     """Draw a metric on the validation rows, shares of rows in per cent."""
-    in_percent = metric in ("accuracy", "balanced_accuracy")
+    in_percent = metric in SHARES
     ends = _describe_ends(values, "{:.1%}" if in_percent else "{:.3g}")
     shown = (100 if in_percent else 1) * _drop_huge(values)
     axis = title[:1].lower() + title[1:] + " (%)" * in_percent
@@ -240,8 +241,7 @@ def draw_precision(lines: Mapping[str, Points], share: float) -> Markup:
 def draw_reliability(points: list[list[float]]) -> Markup:
     """Draw how often it is so against the probability that was given, bins of equal counts."""
     label = f"Reliability on the test rows, {len(points)} bins of equal counts."
-    pairs = [point[:2] for point in points]
-    lines = {"model": pairs}
+    lines = {"model": [point[:2] for point in points]}
     return _draw_shares("reliability", label, lines, "probability (%)", "came true (%)", None)
 
 

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 def choose_display(stream: TextIO, *, quiet: bool, waiting: str) -> SilentDisplay:
     """Return what shows rounds on this stream: nothing, a table that redraws itself, or lines."""
-    return (SilentDisplay if quiet else TableDisplay if stream.isatty() else LineDisplay)(
-        stream, waiting
-    )
+    kind = SilentDisplay if quiet else TableDisplay if stream.isatty() else LineDisplay
+    return kind(stream, waiting)
 
 
 SIMULATED = (

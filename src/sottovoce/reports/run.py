@@ -379,10 +379,8 @@ def render_card(record: Mapping[str, Any], folder: Path | None = None) -> str:
 def _render(run: CheckedRun) -> str:
     mu, headline, record = run.attacker_mu(), describe_run(run), run.record
     codes, result = run.guarantee["not_covered"], record.result
-    attacker = {
-        "found": round_up(float(gaussian.tpr(0.01, mu)), 3),
-        "area": round_up(float(gaussian.auc(mu)), 3),
-    }
+    found, area = (round_up(float(v), 3) for v in (gaussian.tpr(0.01, mu), gaussian.auc(mu)))
+    clients = run.clients if run.disclosed else None
     return render_page(
         "run.html.j2",
         title=headline,
@@ -397,10 +395,8 @@ def _render(run: CheckedRun) -> str:
         leaks=[NOT_COVERED[code] for code in LEAKS if code in codes],
         tighter=count_tighter_budgets(run),
         kind="training data" if {*TRAINING_ONLY} & {*codes} else "data",
-        used=None
-        if run.clients is None or not run.disclosed
-        else float(np.nanmax(run.clients.used)),
-        attacker=attacker if run.disclosed else None,
+        used=None if clients is None else float(np.nanmax(clients.used)),
+        attacker={"found": found, "area": area} if run.disclosed else None,
         this_run_only=bool({*THIS_RUN_ONLY} & {*codes}),
         not_covered=[NOT_COVERED.get(code, code) for code in codes],
         charts=_draw_charts(run, mu),
@@ -467,12 +463,10 @@ def _list_tiles(run: CheckedRun) -> list[tuple[str, str]]:
         name = result["headline"]["metric"]
         value, baseline = _format_pair(name, result["headline"])
         head = [(f"{metrics.TITLES[name]} ({metrics.describe_constant(name)}: {baseline})", value)]
+    loss = "test loss" + ", before calibration" * ("calibration" in result)
     return [
         *head,
-        (
-            "test loss" + ", before calibration" * ("calibration" in result),
-            format_number(result["test_loss"], 3),
-        ),
+        (loss, format_number(result["test_loss"], 3)),
         (f"rounds used of at most {run.planned:,}", f"{run.used:,}"),
         ("clients", f"{clients:,}" if isinstance(clients, int) else "–"),
         ("time", format_duration(run.record.timing["seconds"])),
@@ -598,11 +592,8 @@ def _list_metrics(run: CheckedRun) -> list[list[str]]:
 def _has_unequal_classes(run: CheckedRun) -> bool:
     """Return whether test rows are so unequal that accuracy misleads, and weights could help."""
     share = run.record.result.get("metrics", {}).get("accuracy", {"baseline": None})["baseline"]
-    classes = 0 if run.confusion is None else len(run.confusion)
-    weighted = (
-        "class_weights" in run.record.plan["model"]
-        or run.record.plan["local"].get("unit") == "person"
-    )
+    classes, plan = 0 if run.confusion is None else len(run.confusion), run.record.plan
+    weighted = "class_weights" in plan["model"] or plan["local"].get("unit") == "person"
     return not weighted and classes > 1 and metrics.is_unequal(_to_float(share), classes)
 
 

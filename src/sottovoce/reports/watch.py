@@ -100,9 +100,8 @@ class FollowedRun:
     def horizon(self) -> float:
         """T as it stands; NaN where it is not known yet."""
         planned = self.plan.get("rounds", {}).get("rounds")
-        if self.rounds:
-            return self.rounds[-1]["next_horizon"]
-        return planned if isinstance(planned, int) else math.nan
+        planned = planned if isinstance(planned, int) else math.nan
+        return self.rounds[-1]["next_horizon"] if self.rounds else planned
 
     @property
     def epsilon(self) -> str:
@@ -308,11 +307,10 @@ def _is_run(folder: Path) -> bool:
 
 
 def _look_at(path: Path) -> tuple[int, int] | None:
-    try:
+    with suppress(OSError):
         found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
+        return found.st_mtime_ns, found.st_size
+    return None
 
 
 def _shorten(record: Record | None) -> Record | None:
@@ -529,10 +527,8 @@ def show_budget(runs: RunsFolder, query: Query) -> dict[str, Any]:
         return {**context, "values": _list_settings(default_plan()) | given, "fault": str(error)}
     values = asdict(answer.request)
     values["per_round"] = given.get("per_round")  # else all clients, however many
-    lines = [
-        charts.PlotLine("noise σ", epsilons, sigmas),
-        charts.PlotLine("yours", [values["epsilon"]], [answer.sigma], "points"),
-    ]
+    yours = charts.PlotLine("yours", [values["epsilon"]], [answer.sigma], "points")
+    lines = [charts.PlotLine("noise σ", epsilons, sigmas), yours]
     noise = charts.plot("budget ε", lines, log_x=True)
     return {
         **context, "values": values, "answer": answer, "rows": list_noise(answer), "noise": noise,
@@ -717,18 +713,9 @@ def serve(folder: Path, port: int = 0, say: Callable[[str], None] = print) -> No
         watch = WatchPages(folder, secrets.token_urlsafe(24))
         hosts = [f"{host}:{port}" for host in ("127.0.0.1", "localhost")]
         app = build_app(watch, hosts, lambda: server.should_exit)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                ws="none",
-                timeout_graceful_shutdown=2,
-            )
-        )
+        off: Any = dict.fromkeys(("access_log", "server_header", "proxy_headers"), False)
+        off |= {"lifespan": "off", "log_config": None, "ws": "none"}
+        server = uvicorn.Server(uvicorn.Config(app, **off, timeout_graceful_shutdown=2))
         say(f"http://127.0.0.1:{port}/{watch.token}/")
         with suppress(KeyboardInterrupt):  # the only way to end it
             server.run(sockets=[listener])

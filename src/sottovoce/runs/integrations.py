@@ -218,8 +218,7 @@ def export_run(run: Trained, to: str, path: str | Path | None = None, option: st
     package, suffix, write = EXPORTS[to]
     require_package(package, f"an export to {to}", to)
     path = Path(path or (run.folder or Path()) / f"model{suffix}")
-    about = {"guarantee": run.guarantee, "noise": run.record["noise"]}
-    write(run, path, about)
+    write(run, path, {"guarantee": run.guarantee, "noise": run.record["noise"]})
     return path
 
 

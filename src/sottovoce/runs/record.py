@@ -556,10 +556,8 @@ def _list_clients(
     if views is not None and views[1] is not None:
         columns["epsilon_models"] = views[1]
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    known = identities or [{}] * len(state.asked)
-    listed = [
-        {**i, **dict(zip(columns, row, strict=True))} for i, row in zip(known, rows, strict=True)
-    ]
+    pairs = zip(identities or [{}] * len(state.asked), rows, strict=True)
+    listed = [{**known, **dict(zip(columns, row, strict=True))} for known, row in pairs]
     return cast(list[ClientEntry], _without_nan(listed))
 
 
