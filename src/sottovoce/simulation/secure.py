@@ -44,21 +44,12 @@ def average_uploads(
     held, plan, device = federation.held, federation.plan, _describe_device(federation)
     bound = plan.server.loss_bound if plan.server.signal == "clients" else None
     uploads, losses, sigma = [], [], prepared.sigma.copy()
+    how: Any = {"recipe": federation.recipe, "head": {"kind": "upload"}, "own": device.own_model}
     present = np.flatnonzero(prepared.uploads)
     for i in present:
         rows = held.client(int(i))
-        paid = _price_turn(federation, before, prepared, int(i))
-        upload = release.release(
-            device.form,
-            params,
-            rows.x,
-            rows.y,
-            recipe=federation.recipe,
-            paid=paid,
-            head={"kind": "upload"},
-            loss_bound=bound,
-            own=device.own_model,
-        )
+        how["paid"] = _price_turn(federation, before, prepared, int(i))
+        upload = release.release(device.form, params, rows.x, rows.y, loss_bound=bound, **how)
         uploads.append(upload.params)
         losses.append(upload.loss)
         sigma[:, i] = upload.sigma
@@ -135,22 +126,14 @@ def sum_uploads(
     size, t = sum(leaf.size for leaf in params.values()), prepared.round.t
     model = hashlib.sha256(b"".join(params[name].tobytes() for name in sorted(params)))
     request = sum_protocol.digest("request", [prepared.round.horizon, model.hexdigest()])
+    how: Any = {"recipe": federation.recipe, "head": {"kind": "input"}, "own": device.own_model}
     bookings = {}
     for i in present:
         paid, rows = _price_turn(federation, before, prepared, i), held.client(i)
 
         def make(noise: int, mask: sum_protocol.Words, rows: Any = rows) -> bytes:
-            return release.release_masked(
-                device.form,
-                params,
-                rows.x,
-                rows.y,
-                recipe=federation.recipe,
-                noise=noise,
-                mask=mask,
-                head={"kind": "input"},
-                own=device.own_model,
-            ).blob
+            given = device.form, params, rows.x, rows.y
+            return release.release_masked(*given, noise=noise, mask=mask, **how).blob
 
         bookings[i] = Booking(
             request, len(rows.y), size, paid.noise[0], float(federation.terms.honest), make
