@@ -177,11 +177,9 @@ class Findings:
     def _list_reconstructions(self) -> list[Row]:
         rows = []
         together = self.matchings[0].tries if self.matchings else 0
-        for name, results in (
-            (INVERSION, self.inversions),
-            (NAMING, self.namings),
-            (f"gradient matching, {together} samples", self.matchings),
-        ):
+        matching = f"gradient matching, {together} samples"
+        attacks = {INVERSION: self.inversions, NAMING: self.namings, matching: self.matchings}
+        for name, results in attacks.items():
             if not results:
                 continue
             first = results[0]
@@ -233,13 +231,9 @@ class Findings:
     @property
     def comparisons(self) -> int:
         """The number of measurements that could have contradicted a promise."""
-        cells = sum(
-            cell.ceiling is not None and level.epsilon is not None
-            for row in self.rows
-            if row.decides
-            for level, cell in row.cells.items()
-        )
-        return cells + len(self.promises) + len(self.one_runs)
+        cells = [pair for row in self.rows if row.decides for pair in row.cells.items()]
+        bounded = [c for level, c in cells if c.ceiling is not None and level.epsilon is not None]
+        return len(bounded) + len(self.promises) + len(self.one_runs)
 
     @cached_property
     def contradictions(self) -> list[str]:

@@ -509,11 +509,8 @@ class Measurement:
         """
         far = choose_far_threshold(self.true, self.messages, self.setting.delta)
         sides = ((self.having, self.without), (-self.without, -self.having))
-        return max(
-            count_rates(*side, at).epsilon(self.setting.delta, 1 - wrong / 4)
-            for side in sides
-            for at in (far, _CERTAIN)
-        )
+        counted = [count_rates(*side, at) for side in sides for at in (far, _CERTAIN)]
+        return max(rates.epsilon(self.setting.delta, 1 - wrong / 4) for rates in counted)
 
     @property
     def refutes_mu(self) -> bool:

@@ -208,12 +208,8 @@ def _format_point(point: FrontierPoint) -> list[str]:
     after = [str(plan[key]) for key in ("server.decay", "server.average") if key in plan]
     if "server.momentum" in plan:
         after.append(f"momentum {plan['server.momentum']:g}")
-    settings = [
-        f"{plan['rounds.rounds']}",
-        f"{plan['local.learning_rate']:g}",
-        f"{plan['local.clip']:g}",
-        " + ".join(after) or "–",
-    ]
+    numbers = plan["rounds.rounds"], plan["local.learning_rate"], plan["local.clip"]
+    settings = [*(f"{number:g}" for number in numbers), " + ".join(after) or "–"]
     return [
         format_claim(point.epsilon, 3),
         f"**{score}**" if ours else score,

@@ -90,12 +90,8 @@ class PointTable:
 
     def name_place(self, combo: Mapping[str, Any]) -> str:
         """Return the value of each axis in words; axes of one value are left out."""
-        named = [
-            format_label(self.figure, axis, combo[axis])
-            for axis in AXES
-            if combo.get(axis) is not None and len(self.axis(axis)) > 1
-        ]
-        return ", ".join(named)
+        named = [axis for axis in AXES if combo.get(axis) is not None and len(self.axis(axis)) > 1]
+        return ", ".join(format_label(self.figure, axis, combo[axis]) for axis in named)
 
 
 def _find_place(values: Mapping[str, Any]) -> Place:

@@ -197,12 +197,8 @@ def _list_choices(judged: Judged) -> list[str]:
         axis = getattr(figure, name)
         if axis is not None and axis.key != "method":
             texts.append(f"Swept {axis.key}: {', '.join(f'{v:g}' for v in axis.values)}.")
-    searched = Counter(
-        point.chosen
-        for table in judged.result.tables.values()
-        for point in table.points.values()
-        if point.chosen is not None
-    )
+    points = [point for t in judged.result.tables.values() for point in t.points.values()]
+    searched = Counter(point.chosen for point in points if point.chosen is not None)
     if searched:
         best = ", ".join(f"{T} ({n}×)" for T, n in sorted(searched.items()))
         texts.append(f"The searches chose T = {best}.")

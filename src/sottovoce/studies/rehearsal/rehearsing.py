@@ -35,12 +35,7 @@ from sottovoce.privacy import seeds
 from sottovoce.reports.charts import BLUE, INK, ORANGE, draw_svg, tidy_axes
 from sottovoce.reports.pages import format_count, format_number, format_whole, render_page
 from sottovoce.reports.progress import ProgressLine
-from sottovoce.schemas import (
-    PredictionEntry,
-    RehearsalDocument,
-    TheoryEntry,
-    TrialEntry,
-)
+from sottovoce.schemas import PredictionEntry, RehearsalDocument, TheoryEntry, TrialEntry
 from sottovoce.simulation.simulate import open_executor
 from sottovoce.studies.rehearsal.search import (
     LEAST,

@@ -89,21 +89,16 @@ def _grow_shares(g: float) -> Option:
     The budget then lasts for about T rounds.
     """
     return lambda T: {
-        "rounds.schedule": "decaying",
-        "rounds.rounds": round(T * (1 + g)),
+        SCHEDULE: "decaying",
+        ROUNDS: round(T * (1 + g)),
         "rounds.slope": float(f"{g / round(T * (1 + g)):.3g}"),
     }
 
 
 def _discount_rounds(beta: float, window: int) -> Option:
     """Return an option with the discounted schedule from T₀ = 1.5·T, which stops after about T."""
-    return lambda T: {
-        "rounds.schedule": "discounted",
-        "rounds.rounds": round(1.5 * T),
-        "rounds.beta": beta,
-        "rounds.window": window,
-        "rounds.zeta": 0.0,
-    }
+    rule = {"rounds.beta": beta, "rounds.window": window, "rounds.zeta": 0.0}
+    return lambda T: {SCHEDULE: "discounted", ROUNDS: round(1.5 * T)} | rule
 
 
 _LINEAR = {"model__name": "softmax"}
@@ -198,11 +193,9 @@ class Space:
         T = float(setting.get(ROUNDS, self.plan.rounds.rounds))
         changed: Changes = {}
         for ladder in self.ladders:
-            value = setting[ladder.key]
-            changed[ladder.key] = int(value) if ladder.whole else float(value)
+            changed[ladder.key] = (int if ladder.whole else float)(setting[ladder.key])
         for fork in self.forks:
-            name = setting[fork.key]
-            if name != AS_PLANNED:
+            if (name := setting[fork.key]) != AS_PLANNED:
                 changed |= fork.options[name](T)
         return changed
 

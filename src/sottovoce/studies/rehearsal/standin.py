@@ -475,6 +475,7 @@ def _draw_stand_in(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn
     digits = datasets.load("digits")
     order = rng.permutation(len(digits.train_y))
     first, second = int(0.6 * len(order)), int(0.8 * len(order))
+    high, wide = dataset.shape[:2]
     sources = digits.train_x.reshape(-1, 8, 8)
 
     def draw_rows(indices: NDArray[np.int64], count: int) -> Pair:
@@ -485,9 +486,7 @@ def _draw_stand_in(plan: Plan, wanted: int, rng: np.random.Generator) -> StandIn
     return StandIn(
         kind="drawn",
         sources=len(order) - second,
-        about=WORDS["drawn"]["about"].format(
-            rows=len(order), high=dataset.shape[0], wide=dataset.shape[1]
-        ),
+        about=WORDS["drawn"]["about"].format(rows=len(order), high=high, wide=wide),
         trust=WORDS["drawn"]["trust"],
         train=draw_rows(order[:first], wanted),
         validation=draw_rows(order[first:second], _count_judges(wanted)),
