@@ -31,14 +31,7 @@ from sottovoce.data.federated import (
 )
 from sottovoce.errors import InputError
 from sottovoce.models import metrics
-from sottovoce.models.base import (
-    JaxModel,
-    Model,
-    Params,
-    arrange_scores,
-    find_model,
-    take_numbers,
-)
+from sottovoce.models.base import JaxModel, Model, Params, arrange_scores, find_model, take_numbers
 from sottovoce.models.base import build as build_model
 from sottovoce.models.clipping import answer_models, find_shortfall, gradient_norms
 from sottovoce.models.custom import adopt_model, load_own_model, require_fitting

@@ -214,29 +214,21 @@ def describe_plan(
     terms, zeros = Terms(1, 1, calibration=plan.privacy.calibration), np.zeros(model.size)
     form = replace(model.form(), rows_per_person=plan.rows_per_person, target=held.target)
     codes = describe.list_uncovered(plan.local.unit, *federation.not_covered("unvaulted"))
+    same: Any = {"recipe": recipe, "unit": plan.local.unit, "bins": bins, "not_covered": codes}
     descriptions = []
     for i, samples in enumerate(held.samples.tolist()):
         rows, change = held.client(i), grid.grid_sensitivity(plan.local.unit, samples)
         paid = release.price(Tank.full(federation.capacity[i]), turn, terms, change=change)
-        upload = release.release(
-            form,
-            {PARAMETER: zeros},
-            rows.x,
-            rows.y,
-            recipe=recipe,
-            paid=paid,
-            head={"kind": "upload"},
-        )
+        given = form, {PARAMETER: zeros}, rows.x, rows.y
+        upload = release.release(*given, recipe=recipe, paid=paid, head={"kind": "upload"})
+        name = held.names[i] if held.names else f"client {i}"
         description = describe.make_description(
             held.layout,
             upload.params[PARAMETER],
             upload.sigma[0],
-            recipe=recipe,
-            unit=plan.local.unit,
             delta=float(federation.delta[i]),
-            clients={held.names[i] if held.names else f"client {i}": samples},
-            bins=bins,
-            not_covered=codes,
+            clients={name: samples},
+            **same,
         )
         descriptions.append(description)
     return describe.combine(descriptions)

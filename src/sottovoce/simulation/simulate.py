@@ -24,14 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sottovoce._version import __version__
-from sottovoce.data.federated import (
-    NUMBERS,
-    Given,
-    Pair,
-    Partition,
-    is_pair,
-    load_holdings,
-)
+from sottovoce.data.federated import NUMBERS, Given, Pair, Partition, is_pair, load_holdings
 from sottovoce.data.files import hold_folder, require_empty
 from sottovoce.errors import InputError, RunError, SottovoceError
 from sottovoce.models.base import JaxModel, Params, flatten_parameters

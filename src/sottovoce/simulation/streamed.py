@@ -40,12 +40,7 @@ from sottovoce.server import rounds
 from sottovoce.server.federation import Federation, judge_model, put_on_device, score_model
 from sottovoce.server.rounds import PreparedRound, apply_optimizer, check_interrupts
 from sottovoce.simulation import compiled
-from sottovoce.simulation.compiled import (
-    BatchRun,
-    draw_simulated_noise,
-    finish_step,
-    stack_models,
-)
+from sottovoce.simulation.compiled import BatchRun, draw_simulated_noise, finish_step, stack_models
 
 Arrays = dict[str, NDArray[np.float32]]
 BLOCK_BYTES = 64 << 20  # of float32 rows in a block
