@@ -35,8 +35,7 @@ PlanFile = Annotated[
     Path | None, Argument(help="A plan (TOML). Without one: the embedded default.")
 ]
 Settings = Annotated[
-    list[str] | None,
-    Option("--set", help="Change one key, as privacy.epsilon=4; may be repeated."),
+    list[str] | None, Option("--set", help="Change one key, as privacy.epsilon=4; may be repeated.")
 ]
 RunFolder = Annotated[
     Path | None, Option(help="A new or empty folder for the run (default: runs/…).")
@@ -53,8 +52,7 @@ Log = Annotated[
     ),
 ]
 On = Annotated[
-    str | None,
-    Option(help="Where runs are computed: ray, or ray:ADDRESS (default: this process)."),
+    str | None, Option(help="Where runs are computed: ray, or ray:ADDRESS (default: this process).")
 ]
 Quick = Annotated[bool, Option("--quick", help="A smaller version that takes less time.")]
 
@@ -453,12 +451,8 @@ def init(
     except OSError as error:
         remedy = f"{error.strerror}: name another"
         raise InputError.of("PATH", str(path), "a file that can be written", remedy) from None
-    todo = "edit it"
-    if table is not None:
-        todo = (
-            "fill in the label (of a measurement also target and loss) and what is public about "
-            "the columns"
-        )
+    label = "the label (of a measurement also target and loss)"
+    todo = "edit it" if table is None else f"fill in {label} and what is public about the columns"
     click.echo(f"{path} is written; {todo}, then run: sottovoce check {path}, and train")
 
 

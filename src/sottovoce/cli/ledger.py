@@ -185,9 +185,7 @@ def resume(vault: VaultFile, as_json: AsJson = False) -> None:
 
 @ledger_app.command()
 def backup(
-    vault: VaultFile,
-    out: Annotated[Path, Option(help="A new file.")],
-    as_json: AsJson = False,
+    vault: VaultFile, out: Annotated[Path, Option(help="A new file.")], as_json: AsJson = False
 ) -> None:
     """Write a backup: a copy that cannot be used until it is restored. No witness goes with it.
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sottovoce.data.files import require_empty
 from sottovoce.errors import InputError
@@ -71,10 +72,9 @@ def train(
     from sottovoce.reports.run import write_report
     from sottovoce.simulation import simulate as engine
 
-    is_forecast = plan.rounds.schedule == "forecast" and not resume
-    waiting = (
-        "forecasting rounds and steps on public rows …" if is_forecast else "compiling the round …"
-    )
+    waiting = "compiling the round …"
+    if plan.rounds.schedule == "forecast" and not resume:
+        waiting = "forecasting rounds and steps on public rows …"
     show = progress.choose_display(stream, quiet=quiet, waiting=waiting)
     heading = [_describe_run(plan)]  # printed with the first round, not before a refusal
 
@@ -85,12 +85,11 @@ def train(
 
     try:
         with show:
+            watchers: Any = {"on_round": show_round, "callbacks": trackers}
             if resume:
-                run = engine.resume(folder, on_round=show_round, callbacks=trackers)
+                run = engine.resume(folder, **watchers)
             else:
-                run = engine.simulate(
-                    plan, seed=seed, out=folder, on_round=show_round, callbacks=trackers
-                )
+                run = engine.simulate(plan, seed=seed, out=folder, **watchers)
         page = write_report(folder)
     except KeyboardInterrupt:
         if (folder / "record.json").exists():
