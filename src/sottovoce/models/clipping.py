@@ -364,12 +364,8 @@ def find_dense_layers(model: JaxModel, params: Params, x: Array, y: Array) -> De
 
     def record(equation: Any, values: list[Any], side: int) -> Array:
         summed, _ = equation.params["dimension_numbers"]
-        layer = DenseLayer(
-            side,
-            (summed[1 - side], summed[side]),
-            values[1 - side].shape,
-            equation.outvars[0].aval.shape,
-        )
+        shapes = values[1 - side].shape, equation.outvars[0].aval.shape
+        layer = DenseLayer(side, (summed[1 - side], summed[side]), *shapes)
         products.setdefault(values[side].index, []).append(layer)
         return cast(Array, _bind(equation, values)[0])
 

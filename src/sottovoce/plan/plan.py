@@ -494,11 +494,8 @@ class Plan(Section):
 
     def budgets(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return ε and δ of each client."""
-        epsilon, delta = (
-            np.full(self.clients, values, dtype=np.float64)
-            for values in (self.privacy.epsilon, self.privacy.delta)
-        )
-        return epsilon, delta
+        epsilon, delta = self.privacy.epsilon, self.privacy.delta
+        return np.full(self.clients, epsilon, np.float64), np.full(self.clients, delta, np.float64)
 
     def schedule(self) -> Schedule:
         """Build the schedule, which decides the rounds."""
@@ -594,9 +591,8 @@ def _explain_keys(table: type[Section], values: Mapping[str, Any]) -> Iterator[s
         default = when[key].default if key in when else schema.get("default")
         yield f"# {schema['description']}"
         if "const" not in schema:
-            yield f"#   {base.describe_schema(schema)}" + (
-                "" if default is None else f"; default {default}"
-            )
+            usual = "" if default is None else f"; default {default}"
+            yield f"#   {base.describe_schema(schema)}{usual}"
         if key in values:
             yield f"{key} = {base.format_value(values[key])}"
         else:

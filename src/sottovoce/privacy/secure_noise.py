@@ -94,8 +94,7 @@ def build_envelope(sigma: int, reach: int = REACH, margin: float = MARGIN) -> En
     # From Y on, the bell falls by a factor e within σ²/Y. In blocks of that width or more, each
     # block is less than half as high as the one before.
     tail_start = count << width_bits
-    tail_bits = (-(-sigma * sigma // tail_start) - 1).bit_length()
-    tail_bits = max(tail_bits, width_bits)
+    tail_bits = max((-(-sigma * sigma // tail_start) - 1).bit_length(), width_bits)
     per_tail = 2 << (tail_bits - width_bits)  # Σ 2⁻ᵇ = 2 blocks, counted in bars
 
     top = _bell(nearest, sigma)

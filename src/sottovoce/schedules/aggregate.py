@@ -40,10 +40,8 @@ def limit_samples(
     allowed = [n if most is None else min(n, most) for n, most in pairs]
     median = sorted(allowed)[(len(allowed) - 1) // 2]
     largest = max(TIMES_MEDIAN * median, planned)
-    counted = [
-        n if most is not None else min(n, largest)
-        for n, (_, most) in zip(allowed, pairs, strict=True)
-    ]
+    pairs = list(zip(allowed, registered, strict=True))
+    counted = [n if most is not None else min(n, largest) for n, most in pairs]
     return np.array(counted, dtype=np.int64)
 
 
@@ -212,7 +210,5 @@ def _bound_updates(
     lengths = [float(np.sqrt(sum(np.sum(leaf**2) for leaf in move.values()))) for move in moves]
     most = sorted(lengths)[(len(lengths) - 1) // 2]
     cuts = [min(1.0, most / length) if length else 1.0 for length in lengths]
-    return [
-        {name: start[name] + cut * leaf for name, leaf in move.items()}
-        for move, cut in zip(moves, cuts, strict=True)
-    ]
+    pairs = zip(moves, cuts, strict=True)
+    return [{name: start[name] + cut * leaf for name, leaf in move.items()} for move, cut in pairs]

@@ -246,9 +246,8 @@ class Finish:
             texts.append(f"the model is {mean if marks.averaged else 'the newest iterate'}")
         if self.best:
             when = "none was better than the first" if marks.chosen is None else marks.chosen
-            texts.append(
-                f"of all rounds the best one on the validation rows is handed out ({when})"
-            )
+            chosen = "of all rounds the best one on the validation rows is handed out"
+            texts.append(f"{chosen} ({when})")
         return "; ".join(texts) or None
 
 
@@ -273,11 +272,9 @@ def take_step(
         state = memory[OPTIMIZER]
         new, memory[OPTIMIZER] = numbers.transformation.step(state, previous, averaged)
     if "average" in memory:
-        old = memory["average"]
-        memory["average"] = {
-            name: (1 - numbers.share) * old[name] + numbers.share * leaf
-            for name, leaf in new.items()
-        }
+        old, share = memory["average"], numbers.share
+        average = {name: (1 - share) * old[name] + share * leaf for name, leaf in new.items()}
+        memory["average"] = average
     return new, memory
 
 

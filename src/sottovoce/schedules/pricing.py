@@ -102,14 +102,9 @@ class Terms:
         >>> Terms(clients=50, per_round=30).plan_releases(200)
         120
         """
-        turns = plan_turns(
-            self.cohort,
-            rounds=rounds,
-            clients=self.clients,
-            per_round=self.per_round,
-            charges_absent=charges_absent(self.calibration),
-        )
-        return turns * self.releases
+        size = {"clients": self.clients, "per_round": self.per_round}
+        absent = charges_absent(self.calibration)
+        return self.releases * plan_turns(self.cohort, rounds=rounds, **size, charges_absent=absent)
 
 
 def price_release(tank: Tank, round_: Round, terms: Terms, sensitivity: ArrayLike) -> Offer:
