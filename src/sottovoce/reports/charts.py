@@ -367,9 +367,8 @@ class _Axis:
 
     def __init__(self, values: Sequence[PlotValue], *, may_be_log: bool) -> None:
         known = [value for value in values if value is not None]
-        self.words = (
-            sorted({str(v) for v in known}) if any(isinstance(v, str) for v in known) else []
-        )
+        has_words = any(isinstance(v, str) for v in known)
+        self.words = sorted({str(v) for v in known}) if has_words else []
         numbers = [] if self.words else [float(v) for v in known if abs(float(v)) < _HUGE]
         low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
         if high - low <= 1e-6 * abs(high):  # else the axis shows rounding errors
@@ -451,12 +450,8 @@ def plot(x_label: str, lines: Sequence[PlotLine], *, log_x: bool = False) -> Plo
             path.append(across if pen_down else f"M{to_x(x)} {to_y(y)}")
             pen_down = True
         few = line.kind == "points" or len(points) < 25
-        shapes.append(
-            PlotShape(line.label, "" if line.kind == "points" else "".join(path), points * few)
-        )
-    return Plot(
-        x_label,
-        [(to_x(at), text) for at, text in x_axis.list_ticks()],
-        [(to_y(at), text) for at, text in y_axis.list_ticks()],
-        shapes,
-    )
+        path = [] if line.kind == "points" else path
+        shapes.append(PlotShape(line.label, "".join(path), points * few))
+    x_ticks = [(to_x(at), text) for at, text in x_axis.list_ticks()]
+    y_ticks = [(to_y(at), text) for at, text in y_axis.list_ticks()]
+    return Plot(x_label, x_ticks, y_ticks, shapes)

@@ -359,7 +359,6 @@ def show_run(runs: RunsFolder, query: Query) -> dict[str, Any]:
     stopped = run.status in ("killed", "interrupted", "failed")
     can_resume = stopped and (run.folder / checkpoint.NAME).exists()
     resume = f"sottovoce {command} --resume --out {shlex.quote(str(run.folder))}"
-    plan = {key: value for key, value in run.plan.items() if isinstance(value, dict)}
     return {
         "title": f"{run.name}: {run.status}, round {run.done} of {format_whole(run.horizon)}",
         "run": run,
@@ -372,7 +371,7 @@ def show_run(runs: RunsFolder, query: Query) -> dict[str, Any]:
         "charts": _draw_rounds(run),
         "clients": _list_clients(run),
         "events": [_describe_round(entry) for entry in run.rounds[: -MOST_EVENTS - 1 : -1]],
-        "plan": plan,
+        "plan": {key: value for key, value in run.plan.items() if isinstance(value, dict)},
     }
 
 

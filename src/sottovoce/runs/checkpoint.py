@@ -227,9 +227,8 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
         if any(leaves.keys() != params.keys() for leaves in models):
             raise ValueError("what the server keeps is not of the model's form")
     except (KeyError, ValueError, OSError, TypeError, AttributeError, RecursionError):
-        raise RunError(
-            f"{folder / NAME} is damaged; start the run anew in another folder"
-        ) from None
+        remedy = "start the run anew in another folder"
+        raise RunError(f"{folder / NAME} is damaged; {remedy}") from None
     return state, params, header, memory
 
 
@@ -247,8 +246,5 @@ def read_public_state(folder: Path) -> tuple[dict[str, Any], NDArray[np.float64]
 
 def _select_arrays(arrays: Parameters, slot: str) -> Parameters:
     prefix = f"{slot}:"
-    return {
-        name.removeprefix(prefix): array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
+    found = {name: array for name, array in arrays.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): array for name, array in found.items()}

@@ -618,18 +618,14 @@ def write_run(
 ) -> None:
     """Write all files of a run folder but the page; the record last: it vouches for the others."""
     write_npz(folder / "model.npz", params)
-    clients = len(state.asked)
+    clients, plan = len(state.asked), federation.plan
     trace = {"sigma": np.array(state.sigma).reshape(len(state.sigma), clients)}
     if clients > MANY_CLIENTS:
         booked = np.array(state.mu2).reshape(-1, clients).sum(axis=0)
         trace = {"sigma_all": trace["sigma"].reshape(-1), "mu2_all": booked} | {
             f"clients_{name}": column for name, column in _columns(federation, state).items()
         }
-    elif (
-        federation.plan.local.steps > 1
-        or federation.plan.server.signal == "clients"
-        or federation.plan.privacy.view == "sum"
-    ):
+    elif plan.local.steps > 1 or plan.server.signal == "clients" or plan.privacy.view == "sum":
         # σ alone no longer says what was spent: of several releases a round, or of a sum.
         trace["mu2"] = np.array(state.mu2).reshape(len(state.mu2), clients)
     write_npz(folder / "trace.npz", trace)
