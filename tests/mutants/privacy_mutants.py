@@ -696,7 +696,7 @@ MUTANTS = [
     _bug("a horizon that tells a hidden budget", "server.forecast", "tests/server/test_forecast.py::test_the_numbers_of_clients_that_hide_them_do_not_show",
          ("disclosed = offer.granted & ~np.isnan(federation.capacity)", "disclosed = offer.granted")),
     _bug("a forecast that announces more rounds than the plan", "schedules.algorithms", "tests/server/test_forecast.py::test_no_candidate_lengthens_a_run",
-         ("shortest, lengths = min(FEWEST, self.rounds), {self.rounds}", "shortest, lengths = FEWEST, {self.rounds}")),
+         ("max(min(FEWEST, self.rounds), T)", "max(FEWEST, T)")),
     _bug("a step of the server that changes what clients book", "server.rounds", "tests/server/test_forecast.py::test_the_books_do_not_depend_on_the_step",
          ("sensitivity = tank_before, stack([federation.sensitivity for federation in federations])", "sensitivity = tank_before, stack([run.federation.sensitivity * run.state.marks.step for run in runs])")),
 ]  # fmt: skip
