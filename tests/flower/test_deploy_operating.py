@@ -9,6 +9,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from sottovoce.client.vault import Vault
 from sottovoce.errors import SottovoceError
 from sottovoce.flower import certificates, deploy, server_app
 from support import ROOT
+from support.accounts import client_folder
 from support.example_record import example
 
 PLAN = """schema = 1
@@ -294,7 +296,26 @@ def test_a_client_whose_rows_are_gone_is_not_well(client):
     rows = Node.load(client.node).data
     rows.rename(client.top / "elsewhere")
     code, _, error = read_status(client)
-    assert (code, f"{rows} is missing" in error) == (1, True)
+    assert (code, f"{rows} is missing or cannot be read" in error) == (1, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a client's account")
+@pytest.mark.parametrize("mode", [0o600, 0o700])  # of root's file, or of root's folder
+def test_rows_that_the_clients_account_cannot_read_are_not_well(tmp_path, mode):
+    with client_folder() as folder:
+        rows = folder / "roots" / "rows.npz"
+        rows.parent.mkdir(mode=0o755 if mode == 0o600 else mode)
+        rows.touch(mode=0o600)
+        text = f'schema = 1\nname = "ward"\nvault = "v"\n[data]\npath = "{rows}"\nclasses = 3\n'
+        (folder / "node.toml").write_text(f"{text}[policy]\nepsilon = 8\ndelta = 1e-5\nclip = 1\n")
+        words = ["node", "status", folder / "node.toml", "--folder", folder, "--state", folder]
+        done = subprocess.run(
+            [sys.executable, "-m", "sottovoce", *words],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, text=True, timeout=100, cwd=folder,
+        )  # fmt: skip
+    assert (done.returncode, "WRONG  node" in done.stdout) == (1, True), done.stderr
+    assert f"{rows} is missing or cannot be read" in done.stderr
 
 
 YEARS = 0.98 * timedelta(days=365)

@@ -323,8 +323,9 @@ def read_node_status(path: Path, folder: Path) -> Status:
         wrong = (
             f"{error} (as the worker's user, with SOTTOVOCE_STATE={state})" if state else f"{error}"
         )
-    lost = [file for file in (node.data, *(node.sum_files or ())) if not file.is_file()]
-    wanting = "is missing, and no request is answered without it; put it back"
+    files = (node.data, *(node.sum_files or ()))
+    lost = [file for file in files if not os.access(file, os.R_OK)]
+    wanting = "is missing or cannot be read, and no request is answered without it; put it back"
     checks = (
         Check("node", f"{path}", f"{lost[0]} {wanting}" if lost else None),
         Check("vault", looks, wrong),
