@@ -489,6 +489,21 @@ def test_sessions_share_the_keys_of_the_first_that_made_any(tmp_path):
     assert whole.public.read_bytes().startswith(b"ecdsa-sha2-nistp384 ")
 
 
+def test_a_run_that_its_second_session_began_goes_on_with_the_keys_of_that(tmp_path):
+    """An earlier version made new keys in every session; the first of this run had failed."""
+    keys = []
+    for _ in range(3):
+        (folder := federate._make_session_folder(tmp_path) / "keys").mkdir()
+        keys.append(certificates.find_or_make_node_key(folder, "node0"))
+    known = certificates.fingerprint_ssh(keys[1].public.read_bytes())
+    header = {"members": [], "registered": [[known, None]]}
+    meta = np.frombuffer(json.dumps({"header": header}).encode(), np.uint8)
+    tank = dict.fromkeys(("capacity", "spent", "opened", "debits"), np.zeros(0))
+    with (tmp_path / checkpoint.NAME).open("wb") as file:
+        np.savez(file, meta=meta, **tank)
+    assert federate._find_keys(tmp_path) == keys[1].public.parent
+
+
 def test_a_run_whose_keys_are_gone_is_not_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(federate, "_lead_run", lambda *about: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -9,6 +9,8 @@ overwritten) and is readable by its owner alone, whom root names. `sottovoce ser
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import ipaddress
 import os
 import secrets
@@ -217,6 +219,12 @@ def find_or_make_node_key(folder: Path, name: str) -> NodeKey:
     for path in (key.private, key.public):  # half of a key, which nobody knows
         path.unlink(missing_ok=True)
     return make_node_key(folder, name)
+
+
+def fingerprint_ssh(public: bytes) -> str:
+    """Return an OpenSSH public key as `ssh-keygen -l` prints it."""
+    digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 def make_worker_secret(folder: Path, name: str, owner: Owner | None = None) -> Path:

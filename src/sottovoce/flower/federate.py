@@ -42,6 +42,7 @@ from sottovoce.data import federated, tables
 from sottovoce.data.federated import Holdings
 from sottovoce.data.files import make_folder, require_empty, write_file, write_npz
 from sottovoce.errors import FederationError, InputError, RunError, VaultRefusal
+from sottovoce.flower.certificates import fingerprint_ssh
 from sottovoce.models import custom
 from sottovoce.models.base import Regression
 from sottovoce.models.network import is_network, resolve_network
@@ -524,9 +525,16 @@ def _make_session_folder(folder: Path) -> Path:
 
 
 def _find_keys(folder: Path) -> Path:
-    """Return where the first session's keys of nodes are: a run knows its clients by these."""
-    made = (folder / SESSIONS).glob("*/keys/*.pub")
-    sessions = {int(file.parts[-3]) for file in made if file.parts[-3].isdecimal()}
+    """Return where the nodes' keys are by which the run knows its clients, or else the first ones.
+
+    Up to 0.2 every session made new ones, and the first may have ended before the run began.
+    """
+    files = [*(folder / SESSIONS).glob("*/keys/*.pub")]
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        known = {key for key, _ in checkpoint.read_public_state(folder)[0]["header"]["registered"]}
+        made = {file: file.read_bytes() for file in files}
+        files = [f for f, k in made.items() if k and fingerprint_ssh(k) in known] or files
+    sessions = {int(file.parts[-3]) for file in files if file.parts[-3].isdecimal()}
     return folder / SESSIONS / str(min(sessions, default=1)) / "keys"
 
 

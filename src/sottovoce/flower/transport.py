@@ -9,8 +9,6 @@ other, and no word that a node wrote reaches a log or a record.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import logging
 import threading
 import time
@@ -20,6 +18,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from cryptography.hazmat.primitives import serialization
 from flwr.app import ConfigRecord, Message, RecordDict
+
+from sottovoce.flower.certificates import fingerprint_ssh
 
 if TYPE_CHECKING:
     from flwr.proto.node_pb2 import NodeInfo
@@ -259,8 +259,7 @@ def fingerprint(public_key: bytes) -> str:
     """Return a node's public key (PEM) as `ssh-keygen -l` prints that of its .pub file."""
     key = serialization.load_pem_public_key(public_key)
     ssh = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    digest = hashlib.sha256(base64.b64decode(ssh.split()[1])).digest()
-    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+    return fingerprint_ssh(ssh)
 
 
 def _await_reply(
