@@ -577,12 +577,8 @@ def build_from_members(
         kind = (
             "classes" if held.target is None else "a number in another range or with another loss"
         )
-        raise InputError.of(
-            "model.loss",
-            plan.model.loss,
-            f"that of the public rows, which hold {kind}",
-            "mend it",
-        )
+        bound = f"that of the public rows, which hold {kind}"
+        raise InputError.of("model.loss", plan.model.loss, bound, "mend it")
     model = _choose_model(plan, held, model)
     capacity = np.array([np.nan if a is None else a.capacity for a in accounts])
     if not is_begun:

@@ -137,10 +137,8 @@ def compute_noise(federation: Federation, tank: Tank, rounds: int) -> float:
     if terms.honest > 1:  # the server learns only sums
         sigma = share_noise(sigma, federation.samples, disclosed, honest=terms.honest)
     if np.isnan(federation.capacity).any():
-        counted = federation.samples.copy()
-        counted[disclosed] = limit_samples(
-            counted[disclosed].tolist(), [None] * np.count_nonzero(disclosed)
-        )
+        counted, known = federation.samples.copy(), federation.samples[disclosed].tolist()
+        counted[disclosed] = limit_samples(known, [None] * len(known))
         federation = replace(federation, counted=counted)
     weight = weigh_uploads(federation, disclosed, sigma)
     ratio = np.count_nonzero(disclosed) / min(terms.per_round, terms.clients)

@@ -394,11 +394,8 @@ class Member:
             or not all(type(sums[key]) is int for key in ("honest", "corrupt"))
         ):
             raise Malformed("the greeting's terms of sums are none")
-        counts = range(MOST_COUNTED + 1)
-        if (
-            not isinstance(first, list)
-            or [type(n) is int and n in counts for n in first] != [True] * 2
-        ):
+        is_pair = isinstance(first, list) and len(first) == 2
+        if not (is_pair and all(type(n) is int and 0 <= n <= MOST_COUNTED for n in first)):
             raise Malformed("the greeting's terms of earlier sums are none")
         floor = 0.0 if policy["floor"] is None else policy["floor"]
         share = policy.get("run_share", 1.0)

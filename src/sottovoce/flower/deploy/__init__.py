@@ -319,10 +319,8 @@ def read_node_status(path: Path, folder: Path) -> Status:
             if left <= 0:
                 wrong = f"{node.vault} is spent: this client declines every request from now on"
     except SottovoceError as error:
-        state = os.environ.get("SOTTOVOCE_STATE")
-        wrong = (
-            f"{error} (as the worker's user, with SOTTOVOCE_STATE={state})" if state else f"{error}"
-        )
+        state, wrong = os.environ.get("SOTTOVOCE_STATE"), str(error)
+        wrong += f" (as the worker's user, with SOTTOVOCE_STATE={state})" if state else ""
     files = (node.data, *(node.sum_files or ()))
     lost = [file for file in files if not os.access(file, os.R_OK)]
     wanting = "is missing or cannot be read, and no request is answered without it; put it back"
