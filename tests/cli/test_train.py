@@ -22,6 +22,7 @@ from sottovoce.plan.data import DATASETS, SplitKind
 from sottovoce.plan.sections import Model
 from sottovoce.reports import progress, run
 from sottovoce.reports.progress import SIMULATED
+from sottovoce.simulation.simulate import simulate
 from support.command_line import run_command as sottovoce
 
 pytestmark = pytest.mark.slow  # left out of the editing loop
@@ -410,13 +411,31 @@ def test_a_cnn_divides_its_rows_alike_on_any_number_of_cores(tmp_path):
     for cores in (1, None):
         here = sorted(os.sched_getaffinity(0))[:cores]
         limit = f"import os; os.sched_setaffinity(0, {here}); import sottovoce.cli as c; c.main()"
-        words = ["train", *plan, "--seed", "3", "--quiet", "--out", str(tmp_path / str(len(here)))]
+        words = ["train", *plan, "--seed", "3", "--quiet", "--out", str(tmp_path / str(cores))]
         command = [sys.executable, "-c", limit, *words]
         subprocess.run(command, check=True, timeout=900, stdout=subprocess.DEVNULL)
-        record = json.loads((tmp_path / str(len(here)) / "record.json").read_text())
+        record = json.loads((tmp_path / str(cores) / "record.json").read_text())
         assert record["ran_on"].startswith("4 × ")
         digests.add(record["result"]["model_sha256"])
     assert len(digests) == 1
+
+
+def test_a_cnn_that_began_on_one_device_goes_on_with_one(tmp_path):
+    """Resumed, a run ends in the model that it would have had without the interruption."""
+    how = {"data": {"name": "digits"}, "model": {"name": "cnn"}}
+    plan = Plan(**how, rounds={"schedule": "fixed", "rounds": 3})
+
+    def stop(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(plan, seed=3, out=tmp_path / "run", on_round=stop)
+    command = [*COMMAND, "train", "--resume", "--quiet", "--out", str(tmp_path / "run")]
+    subprocess.run(command, check=True, timeout=900, stdout=subprocess.DEVNULL)
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    whole = simulate(plan, seed=3).record
+    assert record["ran_on"] == whole["ran_on"]
+    assert record["result"]["model_sha256"] == whole["result"]["model_sha256"]
 
 
 def test_the_names_in_plans_are_the_names_in_the_rooms():

@@ -22,6 +22,7 @@ IN_SIMULATION_ONLY = (
     "Simulation of what no deployment does ({}); do not publish this model as private."
 )
 
+CPU_DEVICES = 4  # for a cnn
 SECURE = (
     "Secure noise: every client's uploads are released as a device would release them; "
     "whoever runs this command sees the clients' data, and is trusted with them."
@@ -62,12 +63,14 @@ def train(
         progress.print_findings(plan, path)
     folder = out if out is not None else progress.name_new_folder(plan)
     if resume:
-        plan = Plan(**checkpoint.load(folder)[2]["plan"])
+        record = checkpoint.load(folder)[2]
+        plan = Plan(**record["plan"])
     else:
         require_empty(folder)
     trackers = [Tracker(name, plan.to_dict(), folder) for name in log]
 
-    _divide_processor(plan)
+    if not resume or str(record.get("ran_on")).startswith(f"{CPU_DEVICES} × "):
+        _divide_processor(plan)
     # JAX takes a second to load, so it is loaded only now, after a bad plan was refused.
     from sottovoce.reports.run import write_report
     from sottovoce.simulation import simulate as engine
@@ -103,14 +106,14 @@ def train(
 
 
 def _divide_processor(plan: Plan) -> None:
-    """Have JAX make four devices of the CPU for a cnn; they divide its rows.
+    """Have JAX make several devices of the CPU for a cnn; they divide its rows.
 
-    A row's product for the cnn's kernel is too small to be divided among threads. There are four
+    A row's product for the cnn's kernel is too small to be divided among threads. There are as many
     for any number of cores, so that the last bits of the model do not depend on it.
     """
     is_chosen = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if plan.model.name == "cnn" and not is_chosen and "jax" not in sys.modules:
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
+        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(CPU_DEVICES))
 
 
 def _describe_run(plan: Plan) -> str:

@@ -579,7 +579,7 @@ def _judge_part(
     x, y = (jax.lax.dynamic_slice_in_dim(leaf, start, size) for leaf in (x, y))
     where = start + jnp.arange(size)
     is_new = where >= first
-    sums: Any = _evaluate(model, params, x, y, is_new, rows)
+    sums: Any = _evaluate(model, params, x, y, is_new, rows=rows)
     if has_metric:
         for part in answer(model, params, x):
             part = jnp.where(is_new.reshape(-1, *[1] * (part.ndim - 1)), part, 0)
