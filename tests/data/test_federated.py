@@ -1,5 +1,6 @@
 """Labels of arrays: classes with names, and what is no class; arrays in files."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -105,6 +106,33 @@ def test_any_number_of_rows_may_be_given(rows):
     assert adapt_plan(Plan(), Given((x, y)), None).data.test == rows // 10
     several = adapt_plan(Plan(), Given([(x, y)] * 2, (x, y), (x, y)), None).data
     assert (several.samples, several.validation, several.test) == ((rows, rows), rows, rows)
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_rows_of_other_libraries_are_read_as_their_numbers(library):
+    """A tensor's dtype is no numpy dtype, and numpy calls bfloat16 by the kind of raw bytes."""
+    if library == "torch":
+        torch = pytest.importorskip("torch", reason="the extra sottovoce[torch] is not installed")
+        x = torch.from_numpy(X)
+    else:
+        x = jnp.asarray(X, jnp.bfloat16)
+    held, expected = hold(BIT, x=x), hold(BIT, x=np.asarray(x, np.float32))
+    np.testing.assert_array_equal(held.train.x, expected.train.x)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        pytest.param((X + 1j).tolist(), id="complex"),
+        pytest.param(np.zeros((120, 3), "M8[D]").tolist(), id="days"),
+        pytest.param(np.zeros((120, 3), "M8[D]"), id="array-of-days"),
+        pytest.param(np.zeros((120, 3), [("a", "f4")]), id="structured"),
+    ],
+)
+def test_rows_that_are_no_numbers_are_refused(x):
+    plan = SHORT.replace("data.name=arrays", "data.validation=40", "data.test=40")
+    with pytest.raises(InputError, match=r"^data must be a pair \(X, y\) of arrays"):
+        load_holdings(plan, seed=1, data=Given((x, BIT)))
 
 
 @pytest.mark.parametrize("labels", [["a", ""] * 60, ["a", None] * 60, [0.0, np.nan] * 60])

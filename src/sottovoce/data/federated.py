@@ -861,7 +861,8 @@ def check_pair(
     """
     try:
         rows, labels = pair
-        if getattr(rows, "dtype", np.dtype(float)).kind in "cmMSV":  # numpy would make numbers
+        dtype = rows.dtype if stream else np.asarray(rows).dtype
+        if dtype.kind in "cmMS" or dtype.type is np.void:  # numpy would make numbers
             raise TypeError
         with np.errstate(over="ignore"):  # of a number that float32 does not hold: not finite
             x = rows if stream else as_samples(rows)
