@@ -148,6 +148,15 @@ def test_settings_of_the_data_are_refused(key):
 
 
 @needs_sklearn
+def test_settings_may_name_the_public_shares_of_classes():
+    """They are of no rows: it is by them that balanced class weights are chosen."""
+    settings = ("data.prevalence=[0.75,0.25]", "model.class_weights=balanced")
+    model = PrivateFederatedClassifier(rounds=2, random_state=1, settings=settings)
+    data = model.fit(X, Y).run_.record["plan"]["data"]
+    assert tuple(data["prevalence"]) == (0.75, 0.25)
+
+
+@needs_sklearn
 @pytest.mark.parametrize("missing", [None, np.nan, ""])
 def test_a_row_without_its_site_is_refused(missing):
     """It would be dealt to a site of its own, named nan."""

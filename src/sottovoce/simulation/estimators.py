@@ -103,9 +103,9 @@ class _PrivateFederatedModel:
             rounds={"schedule": "fixed", "rounds": self.rounds},
         )
         dealt, plan = plan.data, plan.replace(*self.settings)
-        if plan.data != dealt:  # the record would describe other rows
-            remedy = "rows and clients are those of fit"
-            raise InputError.of("settings", self.settings, "keys outside of [data]", remedy)
+        if plan.data.model_copy(update={"prevalence": None}) != dealt:  # a record of other rows
+            bound = "keys outside of [data], or data.prevalence"
+            raise InputError.of("settings", self.settings, bound, "rows are those of fit")
         cut = None
         if (number := plan.regression) is not None:
             y, cut = number.scale(y), number.find_cut(y)[aside]
