@@ -623,6 +623,12 @@ def test_the_page_claims_a_larger_budget_only_where_it_was_scaled(rehearsed):
         assert ("with its real budget" in page) == (small.privacy.epsilon == given.privacy.epsilon)
 
 
+@pytest.mark.parametrize(("factor", "share"), [(1.002, "99.8%"), (1.0001, "100%"), (3, "33.3%")])
+def test_the_page_states_the_share_of_rows_without_an_exponent(rehearsed, factor, share):
+    page = render_rehearsal(replace(rehearsed, factor=factor))
+    assert f"A client here holds {share} of the rows that it will hold" in page
+
+
 def test_numbers_on_the_map_do_not_touch():
     rng = np.random.default_rng(3)
     points = [tuple(point) for point in 2 ** rng.uniform((3, -3), (10, 5), (200, 2))]
