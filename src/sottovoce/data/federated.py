@@ -861,9 +861,9 @@ def check_pair(
     """
     try:
         rows, labels = pair
-        dtype = rows.dtype if stream else np.asarray(rows).dtype
-        if dtype.kind in "cmMS" or dtype.type is np.void:  # numpy would make numbers
-            raise TypeError
+        dtype = (rows if stream else np.asarray(rows)).dtype
+        if getattr(dtype, "kind", "f") in "cmMS" or getattr(dtype, "type", float) is np.void:
+            raise TypeError  # numpy would make numbers
         with np.errstate(over="ignore"):  # of a number that float32 does not hold: not finite
             x = rows if stream else as_samples(rows)
         y = labels if stream and is_streamed(labels) else np.asarray(labels)
