@@ -282,7 +282,7 @@ class DenseLayers(NamedTuple):
         return vectors == 1 or 2 * vectors**2 <= leaf[0].shape[-1] * leaf[1].shape[-1]
 
     def measure_rows(self, gradients: list[Any]) -> tuple[list[Any], Array]:
-        """Return gradients to add, those of `found` up to rounding, and ‖g‖² of every row."""
+        """Return gradients to add, those given up to rounding, and ‖g‖² of every row."""
         gradients, squared = list(gradients), cast(Any, 0.0)
         for i, leaf in enumerate(gradients):
             if not isinstance(leaf, tuple):
