@@ -167,6 +167,13 @@ def test_a_row_without_its_site_is_refused(missing):
 
 
 @needs_sklearn
+def test_sites_of_a_wrong_kind_are_not_called_classes():
+    words = r"^client must be numbers, texts or booleans, got 'bytes8'; convert them$"
+    with pytest.raises(InputError, match=words):
+        PrivateFederatedClassifier(rounds=2).fit(X, Y, client=np.full(900, b"a"))
+
+
+@needs_sklearn
 def test_a_result_says_that_targets_beyond_the_range_are_cut():
     model = PrivateFederatedRegressor(target=(-0.1, 0.1), rounds=2, random_state=1)
     headline = model.fit(X, X[:, 0]).run_.record["result"]["headline"]["text"]

@@ -796,8 +796,7 @@ def read_labels(name: str, labels: Any) -> NDArray[Any]:
     elif kind == "f":
         missing = ~np.isfinite(y)
     elif kind not in "iu":
-        remedy = "give classes as numbers, texts or booleans"
-        raise InputError.of(name, y.dtype.name, "classes", remedy)
+        raise InputError.of(name, y.dtype.name, "numbers, texts or booleans", "convert them")
     if missing.any():
         row = int(missing.argmax()) + 1
         raise InputError(f"row {row} of {name} is missing; give it one or leave the row out")
