@@ -174,7 +174,7 @@ def _train_pair(
     std: Array,
     rounds: Array,
 ) -> Array:
-    """Train on the first `trained` rows of each split; return what is missing on them and on the rest.
+    """Train on `trained` rows of each split; return what is missing on them and on the rest.
 
     Without a metric, the loss counts. One compilation serves every candidate.
     """
