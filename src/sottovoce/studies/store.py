@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from jinja2 import UndefinedError
 
-from sottovoce.data.files import why
+from sottovoce.data import files
 from sottovoce.errors import RunError
 
 JOURNAL = "runs.jsonl"
 Run = TypeVar("Run")
 #: What parsing raises where a file does not hold what it should.
-DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError)
+DAMAGE = (*files.DAMAGE, UndefinedError)
 
 
 def append_line(folder: Path, content: Mapping[str, Any]) -> None:
@@ -88,5 +88,5 @@ def refuse_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        lacks = f"it lacks {error}" if isinstance(error, KeyError) else why(error)
+        lacks = f"it lacks {error}" if isinstance(error, KeyError) else files.why(error)
         raise RunError(f"{path} is damaged ({lacks}); remove it and reproduce it") from error
