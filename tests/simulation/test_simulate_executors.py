@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -111,6 +112,8 @@ def test_a_run_that_fails_loses_none_that_others_finished(where, together, monke
         simulate_many([SHORT], **how)
     found = {i: run.record["seed"] for i, run in caught.value.finished.items()}
     assert found == {seed - 1: seed for seed in ended}
+    if executor is not None:  # the place in the user's code comes with it, also between processes
+        assert "fail_for_seed_2" in "".join(pickle.loads(pickle.dumps(caught.value)).__notes__)
 
 
 def test_a_sweep_that_is_left_cancels_what_has_not_begun():

@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -656,7 +657,7 @@ def _name_failure(error: Exception) -> SottovoceError:
         return error
     named = RunError(f"a worker failed ({error!r:.300}); what is stored is kept")
     cast(Any, named).finished = getattr(error, "finished", {})
-    named.__cause__ = error
+    named.add_note("".join(traceback.format_exception(error)))  # a worker's cause does not travel
     return named
 
 
