@@ -44,12 +44,13 @@ def average_uploads(
     held, plan, device = federation.held, federation.plan, _describe_device(federation)
     bound = plan.server.loss_bound if plan.server.signal == "clients" else None
     uploads, losses, sigma = [], [], prepared.sigma.copy()
-    how: Any = {"recipe": federation.recipe, "head": {"kind": "upload"}, "own": device.own_model}
+    how: Any = {"recipe": federation.recipe, "loss_bound": bound, "own": device.own_model}
     present = np.flatnonzero(prepared.uploads)
     for i in present:
         rows = held.client(int(i))
-        how["paid"] = _price_turn(federation, before, prepared, int(i))
-        upload = release.release(device.form, params, rows.x, rows.y, loss_bound=bound, **how)
+        given = device.form, params, rows.x, rows.y
+        paid = _price_turn(federation, before, prepared, int(i))
+        upload = release.release(*given, paid=paid, head={"kind": "upload"}, **how)
         uploads.append(upload.params)
         losses.append(upload.loss)
         sigma[:, i] = upload.sigma
