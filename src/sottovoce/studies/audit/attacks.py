@@ -350,6 +350,11 @@ class Reconstructions:
         pairs = zip(self.originals, self.found, strict=True)
         return float(np.mean([ssim(original, picture) for original, picture in pairs]))
 
+    @property
+    def identified(self) -> float:
+        """The share of samples that were recognised."""
+        return float(np.mean(self.recognised))
+
 
 def invert_gradient(gradient: Parameters) -> Floats:
     """Return x = ∂w1[:, j] / ∂b1[j] at the unit j with the largest gradient of the bias."""
