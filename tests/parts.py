@@ -8,6 +8,7 @@ standard library is used: this runs before anything is installed.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -23,6 +24,9 @@ PYTEST = [f"{BIN}/python", "-m", "pytest", "-q", "--dist", "worksteal", "-n", "3
 PLAIN = ["env", "JAX_DISABLE_MOST_OPTIMIZATIONS=1", "XLA_FLAGS=--xla_cpu_use_fusion_emitters=false"]
 WHERE_EXACT = ["tests/simulation/test_accelerator.py", "tests/models/test_clipping.py"]
 EXACT = [f"{BIN}/python", "-m", "pytest", "-q", "-m", "exact", *WHERE_EXACT]
+
+# Tests start hundreds of interpreters: each would compile JAX's modules again, a second of CPU.
+KEEPS_BYTECODE = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 INSTALL = ("install", ["make", "--no-print-directory", ".venv/.dev"])
 LINT = [
@@ -49,7 +53,8 @@ TEST = [
 def run(name: str, command: list[str]) -> tuple[bool, str]:
     """Run one part; return whether it passed, and its line with its last line of output."""
     began = time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, env=KEEPS_BYTECODE, **pipes)
     minutes = (time.monotonic() - began) / 60
     lines = [x for x in done.stdout.splitlines() if x.strip() and not x.startswith("WARNING")]
     last, good = lines[-1].strip("= ") if lines else "", done.returncode == 0
