@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, cast
@@ -131,13 +131,21 @@ def calibrate(
     >>> round(answer.paper_true_epsilon, 1), round(answer.paper_true_delta, 3)
     (30.3, 0.116)
     """
-    given = {name: value for name, value in locals().items() if value is not None}
-    values: dict[str, Any] = {"parameters": PARAMETERS, "colluding": 0}
-    for section in ("data", "local", "privacy", "rounds"):
-        values |= default_plan()[section]
-    values |= {"per_round": given.get("clients", values["clients"])} | given
-    names = [field.name for field in fields(CalibrationRequest)]
-    ask = CalibrationRequest(**{name: values[name] for name in names})
+    plan = default_plan()
+    ask = CalibrationRequest(
+        epsilon=_use_default(epsilon, plan["privacy"]["epsilon"]),
+        delta=_use_default(delta, plan["privacy"]["delta"]),
+        rounds=_use_default(rounds, plan["rounds"]["rounds"]),
+        clients=(u := _use_default(clients, plan["data"]["clients"])),
+        per_round=_use_default(per_round, u),
+        samples=_use_default(samples, plan["data"]["samples"]),
+        clip=_use_default(clip, plan["local"]["clip"]),
+        learning_rate=_use_default(learning_rate, plan["local"]["learning_rate"]),
+        unit=_use_default(unit, plan["local"]["unit"]),
+        calibration=_use_default(calibration, plan["privacy"]["calibration"]),
+        parameters=_use_default(parameters, PARAMETERS),
+        colluding=_use_default(colluding, 0),
+    )
     budget = Budget(ask.epsilon, ask.delta)
     recipe = Recipe(learning_rate=ask.learning_rate, clip=ask.clip, unit=ask.unit)
     require_rounds(ask.rounds)
@@ -338,6 +346,10 @@ def default_plan() -> dict[str, Any]:
     """
     text = resources.files("sottovoce.plan").joinpath("default.toml").read_text("utf-8")
     return tomllib.loads(text)
+
+
+def _use_default(value: Any, default: Any) -> Any:
+    return default if value is None else value
 
 
 def _check_count(name: str, value: object, most: int, remedy: str, least: int = 1) -> None:
