@@ -18,6 +18,7 @@ from sottovoce import Plan
 from sottovoce.cli.commands import app
 from sottovoce.client import describe, ledger
 from sottovoce.client.vault import Vault
+from sottovoce.data.tables import Layout
 from sottovoce.errors import DataError, InputError, Refusal, SottovoceError
 from sottovoce.privacy import gaussian, grid
 from sottovoce.privacy.sensitivity import Recipe
@@ -172,6 +173,36 @@ def test_the_noise_is_as_large_as_it_says(table):
     spread = math.sqrt(2 / len(z))
     assert abs(np.mean(z**2) - 1) < 4.9 * spread
     assert abs(np.mean(z)) < 4.9 / math.sqrt(len(z))
+
+
+def test_a_flagged_number_is_described_by_the_rows_that_have_it():
+    """60 % of the ages are missing; 400 z-scores are outside 4.9 deviations once in a million."""
+    rng, rows, draws, sigma = np.random.default_rng(3), 2000, 400, 2e-4
+    columns = {"age": (0.0, 100.0), "weight": (20.0, 220.0)}
+    layout = Layout("sick", ("no", "yes"), columns, missing="flag")
+    u = np.stack([rng.uniform(0.5, 0.9, rows), rng.uniform(-0.6, 0.8, rows)], axis=1)
+    missing = rng.random((rows, 2)) < [0.6, 0.0]
+    x = np.stack([np.where(missing, 0, u), missing], axis=2).reshape(rows, 4)
+    model = describe.make_model(layout)
+    mean = -model.gradient_block({}, x, rng.integers(0, 2, rows)).mean(axis=0)
+    known = {"unit": "record", "delta": 1e-5, "clients": {"ward": rows}, "bins": 10}
+    found = describe.make_description(layout, mean, sigma, recipe=Recipe(1.0, 1.0), **known)
+    weights = np.ones(model.size)
+    weights[model.parts["products"]] = model.weight
+    noisy = [
+        replace(found, mean=found.mean + rng.normal(0, found.error / weights)).summarise()[0]
+        for _ in range(draws)
+    ]
+    for i, (low, high) in enumerate(columns.values()):
+        present = low + (high - low) / 2 * (1 + u[~missing[:, i], i])
+        entries = [described[i] for described in noisy]
+        z = np.array([(one["mean"] - present.mean()) / one["mean_error"] for one in entries])
+        assert abs(np.mean(z**2) - 1) < 4.9 * math.sqrt(2 / draws)
+        assert abs(np.mean(z)) < 4.9 / math.sqrt(draws)
+        exact = found.summarise()[0][i]
+        assert exact["mean"] == pytest.approx(present.mean(), rel=1e-6)
+        assert exact["deviation"] == pytest.approx(present.std(), rel=1e-3)
+        assert exact["missing"] == pytest.approx(missing[:, i].mean(), abs=1e-9)
 
 
 def test_a_description_takes_its_share_of_the_vault_and_no_more(table):

@@ -16,11 +16,13 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.client import messages
 from sottovoce.client.device import PATIENCE, answer_request, check_node, open_vault
@@ -95,39 +97,49 @@ class Description:
     def summarise(self) -> tuple[list[StatisticsEntry], StatisticsEntry]:
         """Return what was released about each column, and about the label."""
         parts = {name: self.mean[part] for name, part in self.model.parts.items()}
-        variances, i, start = self._variances(), 0, 0  # the next number, the next category
+        i, start = 0, 0  # the next number, the next category
         columns: list[StatisticsEntry] = []
         for name, spec in self.layout.columns.items():
             if not is_bounds(spec):
                 columns.append(self._describe_categories(name, spec, parts["categories"][start:]))
                 start += len(spec)
                 continue
-            missing = float(np.clip(parts["missing"][i], 0, 1)) if len(parts["missing"]) else 0.0
-            mean = parts["numbers"][i] / max(1 - missing, self.error)
-            entry = self._describe_number(name, spec, mean, variances[i])
-            entry["histogram"] = _clean_shares(parts["bins"][i * self.bins : (i + 1) * self.bins])
+            missing = None
             if self.layout.missing == "flag":
+                missing = float(np.clip(parts["missing"][i], 0, 1))
+            entry = self._describe_number(name, spec, i, missing)
+            entry["histogram"] = _clean_shares(parts["bins"][i * self.bins : (i + 1) * self.bins])
+            if missing is not None:
                 entry["missing"] = missing
             columns.append(entry)
             i += 1
         label, target = self.layout.label, self.layout.target
         if target is None:
             return columns, self._describe_categories(label, self.layout.classes, parts["label"])
-        return columns, self._describe_number(label, target[1:], parts["label"][0], variances[-1])
+        return columns, self._describe_number(label, target[1:], -1, None)
 
     def _describe_number(
-        self, name: str, bounds: Any, mean: float, variance: float
+        self, name: str, bounds: Any, i: int, missing: float | None
     ) -> StatisticsEntry:
+        """Describe number i by the rows that have it; `missing` is the released share of others.
+
+        A missing number adds 0 to every sum, so that sums are divided by the share that is present.
+        That share has noise, too: the mean's error is √(1 + mean²) times that of its sum.
+        """
+        present = 1.0 if missing is None else max(1 - missing, self.error)
+        means, products = self._moments
+        mean, error = float(np.clip(means[i] / present, -1, 1)), self.error / present
+        variance = products[i, i] / present - (means[i] / present) ** 2
         low, high = bounds
         half = (high - low) / 2
         entry: StatisticsEntry = {
             "name": name,
             "low": low,
             "high": high,
-            "mean": low + half * (1 + float(np.clip(mean, -1, 1))),
-            "mean_error": half * self.error,
+            "mean": low + half * (1 + mean),
+            "mean_error": half * error * (1 if missing is None else math.hypot(1, mean)),
         }
-        if variance > 0:
+        if self._is_seen(variance, present):
             entry["deviation"] = half * math.sqrt(variance)
         return entry
 
@@ -135,8 +147,12 @@ class Description:
         cleaned = _clean_shares(shares[: len(names)])
         return {"name": name, "shares": dict(zip(names, cleaned, strict=True))}
 
-    def _covariances(self) -> Floats:
-        """Return the covariances of the numbers on [−1, 1], the label last if it is one."""
+    @cached_property
+    def _moments(self) -> tuple[Floats, Floats]:
+        """The means of the numbers and of their products on [−1, 1], the label last if it is one.
+
+        A missing number counts as 0.
+        """
         model = self.model
         first, second = np.triu_indices(model.correlated)
         products = np.empty((model.correlated, model.correlated))
@@ -144,17 +160,16 @@ class Description:
         label = self.mean[model.parts["label"]]
         signed = label if model.number_loss is not None else label[1:] - label[:1]
         means = np.append(self.mean[model.parts["numbers"]], signed)[: model.correlated]
-        return np.asarray(products - np.outer(means, means))
+        return means, products
 
-    def _variances(self) -> Floats:
-        """Return the variances of the numbers; NaN where the noise hides one."""
-        variances = np.diag(self._covariances())
-        return np.where(variances < 4 * self.error / self.model.weight, np.nan, variances)
+    def _is_seen(self, variance: ArrayLike, present: float = 1.0) -> NDArray[np.bool_]:
+        """Return whether the noise does not hide a variance."""
+        return np.asarray(variance) >= 4 * self.error / (self.model.weight * present)
 
     def correlate(self) -> list[CorrelationEntry]:
         """Return the correlation of each pair of numbers, and the standard error of its noise.
 
-        A column whose variance the noise hides is left out.
+        A missing number counts as 0. A column whose variance the noise hides is left out.
         """
         names = [name for name, spec in self.layout.columns.items() if is_bounds(spec)]
         if len(names) < self.model.correlated:
@@ -162,9 +177,12 @@ class Description:
             names.append(
                 f"{self.layout.label}={self.layout.classes[1]}" if two else self.layout.label
             )
-        variance, noise = self._variances(), self.error / self.model.weight
+        means, products = self._moments
+        covariances, noise = products - np.outer(means, means), self.error / self.model.weight
+        variance = np.diag(covariances)
+        variance = np.where(self._is_seen(variance), variance, np.nan)
         scale = np.sqrt(np.outer(variance, variance))
-        values = np.clip(self._covariances() / scale, -1, 1)
+        values = np.clip(covariances / scale, -1, 1)
         return [
             {
                 "first": names[i],
@@ -221,6 +239,8 @@ class Description:
             lines += ["", f"correlations of {tried:,} {words}"]
         for _, pair, value, error in sorted(pairs, reverse=True)[:_SHOWN]:
             lines.append(f"  {pair:<40} {value:+.2f} ± {2 * error:.2f}")
+        if pairs and self.layout.missing == "flag":
+            lines.append("A missing number counts as the middle of its bounds in a correlation.")
         if self.layout.missing == "middle" and any(map(is_bounds, self.layout.columns.values())):
             lines += ["", MISSING]
         return [*lines, "", self.text]
