@@ -94,6 +94,14 @@ def test_the_capacity_spent_in_many_rounds_is_the_budget():
     assert float(gaussian.epsilon(1e-6, np.sqrt(per_round.sum()))) == pytest.approx(4, rel=1e-9)
 
 
+def test_a_bound_without_a_proof_is_infinite():
+    """With μ² from 2³⁵ on, discrete noise may cost more than all of δ."""
+    found = calibration.bound_epsilon(1e-5, [2.0**34, 2.0**35, 1e12])
+    continuous = float(gaussian.epsilon(1e-5, 2.0**17))
+    assert continuous < found[0] < continuous * (1 + 1e-4)
+    assert found[1:].tolist() == [math.inf, math.inf]
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 1e7, float("nan")])
 def test_an_epsilon_outside_the_checked_range_is_refused(epsilon):
     for kind in CALIBRATIONS:

@@ -187,6 +187,18 @@ def test_fifty_equal_clients_against_an_oracle(epsilon: float, about: float) -> 
     assert all(f >= e * (1 - 1e-12) for f, e in zip(found[:2], exact[:2], strict=True))
 
 
+def test_the_largest_budget_of_the_paper_leaves_a_record() -> None:
+    """Nothing is proven of so little noise but what holds against the server itself."""
+    plan = Plan(
+        data={"clients": 2},
+        rounds={"schedule": "fixed", "rounds": 1},
+        privacy={"epsilon": 1e6, "delta": 1e-5, "calibration": "paper"},
+    )
+    record = sottovoce.simulate(plan, seed=1).record
+    alone, with_other = record["model_view"]["epsilon"]
+    assert alone < with_other == record["guarantee"]["epsilon"]
+
+
 def test_one_client_alone_is_seen_by_its_models() -> None:
     for colluding, found in ((0, [8.0]), (None, [8.0])):
         view = calibrate(epsilon=8, clients=1, colluding=colluding).model_view

@@ -152,12 +152,18 @@ def sum_model_mu2(
 def bound_epsilon(delta: ArrayLike, mu2: ArrayLike) -> Floats:
     """Return the ε at δ of releases worth μ² with sums of discrete Gaussian noise, rounded up.
 
-    docs/proofs.md, (c) and (e): ε(δ·(1 − x − 1e-9), μ) + x, x = (2³⁰ + 400)·μ²/2⁶⁵.
+    docs/proofs.md, (c) and (e): ε(δ·(1 − x − 1e-9), μ) + x, x = (2³⁰ + 400)·μ²/2⁶⁵. The proof ends
+    where no δ is left; beyond that the answer is ∞.
+
+    >>> bound_epsilon(1e-5, [1.0, 1e11]).round(4).tolist()
+    [4.3772, inf]
     """
     mu2 = np.asarray(mu2, dtype=np.float64)
     lost = (MOST_PARAMETERS + _SPARE_PARAMETERS) * mu2 / _GRID
-    less_delta = np.asarray(delta, dtype=np.float64) * (1 - (lost + _SPARE_DELTA))
-    return np.asarray((gaussian.epsilon(less_delta, np.sqrt(mu2)) + lost) * (1 + gaussian.MARGIN))
+    kept = 1 - (lost + _SPARE_DELTA)
+    less_delta = np.asarray(delta, dtype=np.float64) * np.where(kept > 0, kept, 1.0)
+    epsilon = (gaussian.epsilon(less_delta, np.sqrt(mu2)) + lost) * (1 + gaussian.MARGIN)
+    return np.where(kept > 0, epsilon, np.inf)
 
 
 def charges_absent(calibration: Calibration) -> bool:

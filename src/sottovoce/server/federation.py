@@ -261,21 +261,25 @@ class Federation:
         worth[disclosed] = _compute_distinct(pairs, "exact", 1.0)[inverse.reshape(-1)]
         return worth
 
-    def _find_true_budget(self, client: int) -> budget.Budget:
-        """Return the (ε, δ) that holds for a client: what was asked for, except under `paper`.
+    def _find_true_epsilon(self, clients: int | slice) -> Floats:
+        """Return the ε that holds for clients: what was asked for, except under `paper`.
 
         Under `paper` a client is charged in every round, and so never releases more than its
         capacity. With a fixed number of rounds and balanced cohorts it takes part in only ⌈qT⌉ of T
         rounds.
         """
-        epsilon, delta = float(self.epsilon[client]), float(self.delta[client])
-        if self.plan.privacy.calibration == "paper":
-            mu2 = float(self.capacity[client])
-            if isinstance(self.schedule, FixedRounds) and self.terms.cohort == "balanced":
-                rounds, clients = self.schedule.rounds, self.terms.clients
-                mu2 *= -(-self.terms.per_round * rounds // clients) / rounds
-            epsilon = max(float(gaussian.epsilon(delta, np.sqrt(mu2))), 1e-6)
-        return budget.Budget(epsilon, delta)
+        if self.plan.privacy.calibration != "paper":
+            return self.epsilon[clients]
+        mu2 = self.capacity[clients]
+        if isinstance(self.schedule, FixedRounds) and self.terms.cohort == "balanced":
+            rounds = self.schedule.rounds
+            mu2 = mu2 * (-(-self.terms.per_round * rounds // self.terms.clients) / rounds)
+        return np.maximum(gaussian.epsilon(self.delta[clients], np.sqrt(mu2)), 1e-6)
+
+    def _find_true_budget(self, client: int) -> budget.Budget:
+        """Return the (ε, δ) that holds for a client."""
+        epsilon = float(self._find_true_epsilon(client))
+        return budget.Budget(epsilon, float(self.delta[client]))
 
     def not_covered(self, *also: str) -> tuple[str, ...]:
         """Return codes of what the promise does not cover; `also` are those of the engine."""
@@ -392,8 +396,7 @@ class Federation:
             return {"colluding": colluding, "text": text}, None
         rows = slice(mu2.shape[1])  # one stands for all where they are equal
         epsilon = calibration.bound_epsilon(self.delta[rows], mu2)
-        if self.plan.privacy.calibration != "paper":  # whose ε is not what holds
-            epsilon = np.minimum(epsilon, self.epsilon[rows])
+        epsilon = np.minimum(epsilon, self._find_true_epsilon(rows))
         largest, delta, unit = epsilon.max(axis=1).tolist(), self.delta.max(), self.plan.local.unit
         text = budget.describe_model_view(colluding, largest, float(delta), unit, self.plan.noise)
         by_client = np.broadcast_to(epsilon.T, (clients, len(colluding)))
