@@ -33,7 +33,6 @@ from sottovoce.privacy.budget import (
 )
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import Tank
-from sottovoce.schedules.base import require_rounds
 from sottovoce.schedules.pricing import plan_turns
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ PARAMETERS = 2410  # of the embedded plan's model
 
 @dataclass(frozen=True)
 class CalibrationRequest:
-    """The request with defaults applied: `per_round` is K (every client if it was not given)."""
+    """A budget and a federation, checked."""
 
     epsilon: float
     delta: float
@@ -60,6 +59,24 @@ class CalibrationRequest:
     parameters: int
     colluding: int
 
+    def __post_init__(self) -> None:
+        Budget(self.epsilon, self.delta)  # it checks them
+        Recipe(self.learning_rate, self.clip, self.unit)
+        for name in ("rounds", "clients", "samples", "parameters"):
+            self._check_count(name, 1, MOST, "say how large the federation is")
+        self._check_count("per_round", 1, self.clients, "at most all clients upload in a round")
+        self._check_count("colluding", 0, self.clients - 1, "they are others")
+
+    def _check_count(self, name: str, least: int, most: int, remedy: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise InputError.of(name, value, f"a whole number from {least} to {most}", remedy)
+
+    @property
+    def sampling(self) -> float:
+        """The share of the clients that upload in a round, q = K/U."""
+        return self.per_round / self.clients
+
     @property
     def units(self) -> int:
         """How many units are protected: the records or persons of a client, or the clients."""
@@ -67,7 +84,7 @@ class CalibrationRequest:
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibrationResult:
     """The result. `to_json` is the contract of `sottovoce calibrate --json`."""
 
     request: CalibrationRequest
@@ -122,7 +139,7 @@ def calibrate(
     calibration: Calibration | None = None,
     parameters: int | None = None,
     colluding: int | None = None,
-) -> Calibrated:
+) -> CalibrationResult:
     """Return the noise a budget buys. Values not given come from the embedded default plan.
 
     >>> answer = calibrate(epsilon=20, delta=1e-3, rounds=200, clients=50, samples=800)
@@ -132,12 +149,13 @@ def calibrate(
     (30.3, 0.116)
     """
     plan = default_plan()
+    clients = _use_default(clients, plan["data"]["clients"])
     ask = CalibrationRequest(
         epsilon=_use_default(epsilon, plan["privacy"]["epsilon"]),
         delta=_use_default(delta, plan["privacy"]["delta"]),
         rounds=_use_default(rounds, plan["rounds"]["rounds"]),
-        clients=(u := _use_default(clients, plan["data"]["clients"])),
-        per_round=_use_default(per_round, u),
+        clients=clients,
+        per_round=_use_default(per_round, clients),
         samples=_use_default(samples, plan["data"]["samples"]),
         clip=_use_default(clip, plan["local"]["clip"]),
         learning_rate=_use_default(learning_rate, plan["local"]["learning_rate"]),
@@ -146,116 +164,128 @@ def calibrate(
         parameters=_use_default(parameters, PARAMETERS),
         colluding=_use_default(colluding, 0),
     )
-    budget = Budget(ask.epsilon, ask.delta)
-    recipe = Recipe(learning_rate=ask.learning_rate, clip=ask.clip, unit=ask.unit)
-    require_rounds(ask.rounds)
-    for name in ("rounds", "clients", "samples", "parameters"):
-        _check_count(name, getattr(ask, name), MOST, "say how large the federation is")
-    _check_count("per_round", ask.per_round, ask.clients, "at most all clients upload in a round")
-    _check_count("colluding", ask.colluding, ask.clients - 1, "they are others", least=0)
-
-    q = ask.per_round / ask.clients
-    pays_absent = calibrations.charges_absent(ask.calibration)
-    capacity = calibrations.capacity(
-        budget.epsilon, budget.delta, calibration=ask.calibration, sampling=q
-    )
-    delta_s = float(recipe.sensitivity(ask.samples))
     turns = plan_turns("balanced", rounds=ask.rounds, clients=ask.clients, per_round=ask.per_round)
-    charged = ask.rounds if pays_absent else turns
-    sigma = float(Tank.full(capacity).offer(delta_s, charged).require().sigma)
-    mu_release = delta_s / sigma
+    recipe = Recipe(ask.learning_rate, ask.clip, ask.unit)
+    sensitivity = float(recipe.sensitivity(ask.samples))
+    sigma = _compute_sigma(ask, sensitivity, turns)
+    mu_release = sensitivity / sigma
     mu = math.sqrt(turns) * mu_release
 
-    by_paper = calibrations.paper_sigma(
-        budget.epsilon, budget.delta, sensitivity=delta_s, rounds=ask.rounds, sampling=q
+    paper_sigma = calibrations.paper_sigma(
+        ask.epsilon, ask.delta, sensitivity=sensitivity, rounds=ask.rounds, sampling=ask.sampling
     )
-    paper_epsilon = calibrations.true_epsilon(
-        budget.delta, sensitivity=delta_s, sigma=by_paper, releases=turns
+    by_paper: Any = {"sensitivity": sensitivity, "sigma": paper_sigma, "releases": turns}
+    paper_epsilon = calibrations.true_epsilon(ask.delta, **by_paper)
+    is_paper = ask.calibration == "paper"
+    promised = Budget(max(paper_epsilon, 1e-6) if is_paper else ask.epsilon, ask.delta)
+
+    noise = weigh_noise(
+        sigma,
+        rounds=ask.rounds,
+        per_round=ask.per_round,
+        parameters=ask.parameters,
+        step=ask.learning_rate * ask.clip,
     )
-    size = {"rounds": ask.rounds, "per_round": ask.per_round, "parameters": ask.parameters}
-    noise = weigh_noise(sigma, **size, step=ask.learning_rate * ask.clip)
-    true_epsilon = max(paper_epsilon, 1e-6) if pays_absent else budget.epsilon
-    # K equal clients: the others' noise counts as its own does, but for that of c colluding ones.
-    counts = sorted({0, min(1, ask.clients - 1), ask.colluding})
-    mu2 = [turns * mu_release**2 / max(ask.per_round - c, 1) for c in counts]
-    epsilons = [min(float(calibrations.bound_epsilon(budget.delta, s)), true_epsilon) for s in mu2]
-    return Calibrated(
+    return CalibrationResult(
         request=ask,
-        sensitivity=delta_s,
+        sensitivity=sensitivity,
         participations=turns,
         sigma=sigma,
         mu=mu,
         mu_release=mu_release,
-        guarantee=Guarantee(
-            Budget(true_epsilon, budget.delta),
-            unit=ask.unit,
-            calibration=ask.calibration,
-            not_covered=(
-                *list_always_not_covered(ask.unit),
-                *(("paper-calibration",) if pays_absent else ()),
-                *(("loose-delta",) if budget.delta * ask.units >= 1 else ()),
-            ),
-        ),
-        model_view={
-            "colluding": counts,
-            "epsilon": epsilons,
-            "text": describe_model_view(counts, epsilons, budget.delta, ask.unit, "secure"),
-        },
-        paper_sigma=by_paper,
+        guarantee=_make_guarantee(ask, promised),
+        model_view=_bound_model_view(ask, turns * mu_release**2, promised),
+        paper_sigma=paper_sigma,
         paper_true_epsilon=paper_epsilon,
-        paper_true_delta=calibrations.true_delta(
-            budget.epsilon, sensitivity=delta_s, sigma=by_paper, releases=turns
-        ),
+        paper_true_delta=calibrations.true_delta(ask.epsilon, **by_paper),
         tpr_at_fpr_001=float(gaussian.tpr(0.01, mu)),
         auc=float(gaussian.auc(mu)),
         noise=noise,
         advice=advise(
-            budget.epsilon, budget.delta, ask.units, unit=ask.unit, noise=noise, size=ask.units
+            ask.epsilon, ask.delta, ask.units, unit=ask.unit, noise=noise, size=ask.units
         ),
     )
 
 
-def list_noise(answer: Calibrated) -> list[tuple[str, str, str]]:
+def _compute_sigma(ask: CalibrationRequest, sensitivity: float, turns: int) -> float:
+    """Return σ = Δ·√(R / capacity), rounded up; under `paper` a client pays for every round."""
+    capacity = calibrations.capacity(
+        ask.epsilon, ask.delta, calibration=ask.calibration, sampling=ask.sampling
+    )
+    paid = ask.rounds if calibrations.charges_absent(ask.calibration) else turns
+    return float(Tank.full(capacity).offer(sensitivity, paid).require().sigma)
+
+
+def _make_guarantee(ask: CalibrationRequest, promised: Budget) -> Guarantee:
+    codes = list(list_always_not_covered(ask.unit))
+    if ask.calibration == "paper":
+        codes.append("paper-calibration")
+    if ask.delta * ask.units >= 1:
+        codes.append("loose-delta")
+    return Guarantee(promised, ask.unit, ask.calibration, not_covered=tuple(codes))
+
+
+def _bound_model_view(ask: CalibrationRequest, mu2: float, promised: Budget) -> ModelView:
+    """Return what holds against whoever sees the models of a run, but no upload.
+
+    In a mean of K equal uploads the noise of all others counts, too, except for that of c colluding
+    clients: it divides μ² by K − c. What is promised against the server holds in any case.
+    """
+    colluding = sorted({0, min(1, ask.clients - 1), ask.colluding})
+    costs = [mu2 / max(ask.per_round - c, 1) for c in colluding]
+    bounds = [float(calibrations.bound_epsilon(ask.delta, cost)) for cost in costs]
+    epsilons = [min(bound, promised.epsilon) for bound in bounds]
+    return {
+        "colluding": colluding,
+        "epsilon": epsilons,
+        "text": describe_model_view(colluding, epsilons, ask.delta, ask.unit, "secure"),
+    }
+
+
+def list_noise(answer: CalibrationResult) -> list[tuple[str, str, str]]:
     """Return the rows of a table: name, with your calibration, and with the paper's Theorem 1.
 
     >>> [name for name, _, _ in list_noise(calibrate())][1:3]
     ['noise σ of one upload', 'noise multiplier, σ/Δ']
     """
     ask = answer.request
-    ratio = answer.sensitivity / answer.paper_sigma
-    mu_paper = math.sqrt(answer.participations) * ratio
-    true_delta = float(gaussian.delta(ask.epsilon, answer.mu))
-    pays_absent = calibrations.charges_absent(ask.calibration)
+    delta = float(gaussian.delta(ask.epsilon, answer.mu))
+    if ask.calibration != "paper":
+        delta = min(delta, ask.delta)
+    names = [
+        "noise σ of one upload",
+        "noise multiplier, σ/Δ",
+        "μ of one upload, Δ/σ",
+        "μ of the whole run",
+        f"ε that holds at δ = {format_claim(ask.delta, 3)}",
+        f"δ that holds at ε = {format_claim(ask.epsilon)}",
+        "best attacker at 1 % false alarms",
+        "best attacker's AUC",
+    ]
+    ours = _format_noise(answer, answer.sigma, answer.guarantee.budget.epsilon, delta)
+    theirs = _format_noise(
+        answer, answer.paper_sigma, answer.paper_true_epsilon, answer.paper_true_delta
+    )
+    heads = "", f"{ask.calibration} (yours)", "Theorem 1 of the paper"
+    return [heads, *zip(names, ours, theirs, strict=True)]
+
+
+def _format_noise(
+    answer: CalibrationResult, sigma: float, epsilon: float, delta: float
+) -> list[str]:
+    """Format a noise and what it is worth; what is promised is rounded up."""
+    mu_release = answer.sensitivity / sigma
+    mu = math.sqrt(answer.participations) * mu_release
     return [
-        ("", f"{ask.calibration} (yours)", "Theorem 1 of the paper"),
-        ("noise σ of one upload", f"{answer.sigma:.6g}", f"{answer.paper_sigma:.6g}"),
-        ("noise multiplier, σ/Δ", f"{1 / answer.mu_release:.6g}", f"{1 / ratio:.6g}"),
-        ("μ of one upload, Δ/σ", f"{answer.mu_release:.6g}", f"{ratio:.6g}"),
-        ("μ of the whole run", f"{answer.mu:.6g}", f"{mu_paper:.6g}"),
-        (
-            f"ε that holds at δ = {format_claim(ask.delta, 3)}",
-            format_claim(answer.guarantee.budget.epsilon),
-            format_claim(answer.paper_true_epsilon),
-        ),
-        (
-            f"δ that holds at ε = {format_claim(ask.epsilon)}",
-            format_claim(min(ask.delta, true_delta) if not pays_absent else true_delta, 3),
-            format_claim(answer.paper_true_delta, 3),
-        ),
-        (
-            "best attacker at 1 % false alarms",
-            f"finds {round_up(answer.tpr_at_fpr_001, 3):.1%}",
-            f"finds {round_up(float(gaussian.tpr(0.01, mu_paper)), 3):.1%}",
-        ),
-        (
-            "best attacker's AUC",
-            f"{round_up(answer.auc, 4):.4f}",
-            f"{round_up(float(gaussian.auc(mu_paper)), 4):.4f}",
-        ),
+        *(f"{number:.6g}" for number in (sigma, 1 / mu_release, mu_release, mu)),
+        format_claim(epsilon),
+        format_claim(delta, 3),
+        f"finds {round_up(float(gaussian.tpr(0.01, mu)), 3):.1%}",
+        f"{round_up(float(gaussian.auc(mu)), 4):.4f}",
     ]
 
 
-def format_table(answer: Calibrated) -> str:
+def format_table(answer: CalibrationResult) -> str:
     """Format the result for people: the request, one upload, and the paper's noise beside ours.
 
     >>> print(format_table(calibrate()).splitlines()[0])
@@ -300,7 +330,7 @@ def load_expected() -> ExpectedDocument:
     return cast("ExpectedDocument", json.loads(file.read_text("utf-8")))
 
 
-def format_expected(answer: Calibrated) -> str:
+def format_expected(answer: CalibrationResult) -> str:
     """Format what measured federations reached, and what those with noise like this one kept."""
     measured, ask = load_expected(), answer.request
     cells = {(c["data"], c["rows"], c["clients"], c["epsilon"]): c for c in measured["cells"]}
@@ -350,8 +380,3 @@ def default_plan() -> dict[str, Any]:
 
 def _use_default(value: Any, default: Any) -> Any:
     return default if value is None else value
-
-
-def _check_count(name: str, value: object, most: int, remedy: str, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InputError.of(name, value, f"a whole number from {least} to {most}", remedy)
