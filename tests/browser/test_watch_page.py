@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce import calibrate
+from sottovoce.privacy.budget import format_claim
 from support.browser import Tab, browser, open_tab
 from support.example_record import example
 
@@ -124,6 +125,6 @@ def test_axes_and_sliders_change_the_page_at_once(watched, tab):
     )
     epsilon = float(tab.evaluate("document.querySelector('[name=epsilon]').value"))
     assert 2 < epsilon < 4  # the middle of 0.1 … 100 by logarithms
-    answer = f"{calibrate(epsilon=epsilon).sigma:.6g}"
+    answer = format_claim(calibrate(epsilon=epsilon).sigma)
     tab.wait_for(f"document.getElementById('live_answer').textContent.includes('{answer}')")
     assert f"epsilon={epsilon:g}" in tab.evaluate("location.search")

@@ -20,6 +20,7 @@ import pytest
 from sottovoce import calibrate
 from sottovoce.data.files import hold_folder
 from sottovoce.errors import InputError, RunError
+from sottovoce.privacy.budget import format_claim
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.reports import watch
 from sottovoce.reports.charts import PlotLine, plot
@@ -267,7 +268,7 @@ def test_the_budget_page_has_the_numbers_of_calibrate(tmp_path):
     answer = calibrate(epsilon=3.0, rounds=50)
     shown = page.render("budget", {"epsilon": ["3"], "rounds": ["50"]})
     for number in (answer.sigma, answer.mu, answer.paper_sigma):
-        assert f"{number:.6g}" in shown
+        assert format_claim(number) in shown
     for query, words in (
         ({"epsilon": ["-1"]}, "epsilon must be"),
         ({"rounds": ["1.5"]}, "rounds must be a whole number, got"),
@@ -357,7 +358,7 @@ def test_events_bring_the_regions_first_and_then_what_changed(served):
     answer = connection.getresponse()
     assert answer.getheader("content-type").startswith("text/event-stream")
     first = json.loads(answer.readline().removeprefix(b"data: "))
-    assert f"{calibrate(epsilon=3.0).sigma:.6g}" in first["live_answer"]
+    assert format_claim(calibrate(epsilon=3.0).sigma) in first["live_answer"]
     assert [answer.readline() for _ in range(2)] == [b"\n", b":\n"]  # nothing changed
     connection.close()
 

@@ -10,7 +10,7 @@ import mpmath
 import pytest
 
 from sottovoce.privacy.budget import CALIBRATIONS
-from sottovoce.schedules.calibrate import MOST, calibrate, format_table
+from sottovoce.schedules.calibrate import MOST, calibrate, format_table, list_noise
 
 FEDERATIONS = [  # rounds, clients, clients in a round, samples
     (1, 1, 1, 1),
@@ -53,3 +53,15 @@ def test_every_number_is_finite_and_the_guarantee_holds_at_the_extremes(calibrat
                     * (mpmath.mpf(answer.sensitivity) / mpmath.mpf(answer.sigma)) ** 2
                 )
                 assert exact_delta(promised.epsilon, mu2) <= delta
+
+
+@pytest.mark.parametrize("epsilon", [0.7, 1.0, 3.0, 8.0, 13.3])
+def test_whoever_types_the_printed_noise_keeps_the_promise(epsilon):
+    """σ and σ/Δ are rounded up in the table, and so is every μ."""
+    answer = calibrate(epsilon=epsilon)
+    shown = {name: ours for name, ours, _ in list_noise(answer)}
+    ratio = mpmath.mpf(answer.sensitivity) / mpmath.mpf(shown["noise σ of one upload"])
+    for mu in (ratio, 1 / mpmath.mpf(shown["noise multiplier, σ/Δ"])):
+        assert exact_delta(epsilon, answer.participations * mu**2) <= answer.request.delta
+    assert float(shown["μ of one upload, Δ/σ"]) >= answer.mu_release
+    assert float(shown["μ of the whole run"]) >= answer.mu

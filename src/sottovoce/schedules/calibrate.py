@@ -273,12 +273,11 @@ def list_noise(answer: CalibrationResult) -> list[tuple[str, str, str]]:
 def _format_noise(
     answer: CalibrationResult, sigma: float, epsilon: float, delta: float
 ) -> list[str]:
-    """Format a noise and what it is worth; what is promised is rounded up."""
+    """Format a noise and what it is worth, every number rounded up: none promises too much."""
     mu_release = answer.sensitivity / sigma
     mu = math.sqrt(answer.participations) * mu_release
     return [
-        *(f"{number:.6g}" for number in (sigma, 1 / mu_release, mu_release, mu)),
-        format_claim(epsilon),
+        *map(format_claim, (sigma, 1 / mu_release, mu_release, mu, epsilon)),
         format_claim(delta, 3),
         f"finds {round_up(float(gaussian.tpr(0.01, mu)), 3):.1%}",
         f"{round_up(float(gaussian.auc(mu)), 4):.4f}",
