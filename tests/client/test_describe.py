@@ -337,6 +337,34 @@ def test_bad_input_costs_nothing(table, monkeypatch, arguments, words):
         assert vault.spent == 0
 
 
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("clients", "ward"), 10**29),
+        (("epsilon",), math.inf),
+        (("not_covered",), ["a code of a later version"]),
+        (("share_error",), math.inf),
+        (("share_error",), 1e308),
+        (("released", "table", "columns", "age"), [0.0, ""]),
+        (("released", "table", "columns", "age"), [-math.inf, 1.0]),
+        (("released", "mean"), [1e308] * 18),
+        (("released", "mean"), [math.nan] * 18),
+    ],
+)
+def test_a_strange_description_is_refused_in_a_sentence(tmp_path, keys, value):
+    layout = Layout("sick", ("no", "yes"), {"age": (0.0, 100.0), "sex": ("f", "m")})
+    known = {"unit": "record", "delta": 1e-5, "clients": {"ward": 100}, "bins": 10}
+    size = describe.make_model(layout).size
+    found = describe.make_description(layout, np.zeros(size), 0.1, recipe=Recipe(1.0, 1.0), **known)
+    values = inner = json.loads(json.dumps(found.to_json()))
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    (tmp_path / "strange.json").write_text(json.dumps(values))
+    with pytest.raises(DataError, match=r"strange\.json cannot be read as a description"):
+        describe.read_description(tmp_path / "strange.json")
+
+
 def test_the_command_prints_and_writes(table, monkeypatch):
     _, folder = table
     make_node(folder)

@@ -36,6 +36,7 @@ from sottovoce.models.base import Floats, Regression
 from sottovoce.models.statistics import BINS, PARAMETER, Statistics
 from sottovoce.privacy import calibration
 from sottovoce.privacy.budget import NOT_COVERED, Unit, format_budget, list_always_not_covered
+from sottovoce.privacy.grid import MOST_SAMPLES
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.schedules.base import Round
@@ -432,9 +433,13 @@ def read_description(path: Path) -> Description:
         )
         if description.mean.shape != (description.model.size,) or not description.clients:
             raise ValueError("its numbers are not those of its columns")
+        if max(description.clients.values()) > MOST_SAMPLES:
+            raise ValueError("a client has more samples than any vault")
+        with np.errstate(over="raise", invalid="raise"):
+            json.dumps(description.to_json(), allow_nan=False)  # as `--out` will
         return description
     except FileNotFoundError:
         raise InputError.of("FILE", str(path), "a file that exists", "check its name") from None
-    except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
+    except (OSError, ArithmeticError, ValueError, TypeError, KeyError) as error:
         why = files.why(error) if not isinstance(error, ValidationError) else "it lacks keys of one"
         raise DataError(f"{path.name} cannot be read as a description: {why}") from None
