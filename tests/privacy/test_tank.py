@@ -170,6 +170,11 @@ def test_units_are_whole(units):
         Tank.full(1.0).spend(units)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int32, np.uint64])
+def test_units_of_any_width_are_booked(kind):
+    assert int(Tank.full(1.0).spend(kind(5)).spent) == 5
+
+
 @pytest.mark.parametrize("units", [2**63 - 1, np.uint64(2**64 - 1)])
 def test_units_beyond_the_tank_are_refused(units):
     with pytest.raises(TankEmpty):

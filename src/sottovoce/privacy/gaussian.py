@@ -116,7 +116,8 @@ def log_delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
     step = np.minimum(mu, 0.5)
     x = np.multiply.outer(_NODES, step) - epsilon / mu
     near = step * np.tensordot(_WEIGHTS, 1 + x * mills(x), axes=1)
-    tail = -(a**2) / 2 - _LOG_SQRT_2PI + np.log(np.where(mu < 0.5, near, far))
+    share = np.maximum(np.where(mu < 0.5, near, far), np.finfo(np.float64).tiny)
+    tail = -(a**2) / 2 - _LOG_SQRT_2PI + np.log(share)
 
     high = np.maximum(a, 0.0)
     top = cdf(high) - np.exp(-(high**2) / 2 - _LOG_SQRT_2PI) * mills(b)

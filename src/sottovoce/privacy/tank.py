@@ -197,7 +197,7 @@ class Tank:
         asked = np.asarray(units)
         if asked.dtype.kind not in "iu":  # 0.9 of a unit must not be booked as none
             raise InputError.of("units", asked.tolist(), "whole numbers", "take those of an offer")
-        units = self._broadcast("units", np.minimum(asked, 2 * FULL).astype(np.int64, copy=False))
+        units = self._broadcast("units", np.clip(asked, -FULL, 2 * FULL).astype(np.int64))
         if (units < 0).any():
             raise InputError.of("units", int(units.min()), "≥ 0", "a debit is never taken back")
         if (over := units > self.left).any():
