@@ -52,12 +52,12 @@ from sottovoce.models.base import OWN, Shapes
 from sottovoce.models.network import Network
 from sottovoce.privacy import grid
 from sottovoce.privacy.budget import UNITS
+from sottovoce.privacy.calibration import MOST_PARAMETERS
 from sottovoce.privacy.tank import FULL
 from sottovoce.schedules.pricing import Terms
 
 log = logging.getLogger("sottovoce.device")
 
-MOST_PARAMETERS = 2**30  # D of the vault's correction: larger models are refused
 PATIENCE = 20.0  # seconds that an operator's command, or another worker, may have the vault
 
 

@@ -1,4 +1,4 @@
-"""Convert a budget into capacity, and a given noise into what it really guarantees.
+"""Convert a budget into capacity, and what releases have cost into the ε that holds.
 
 Gaussian releases add up as squares: a run is safe while Σ μ_t² ≤ capacity, even when σ_t and the
 number of rounds are chosen from earlier releases (a Gaussian-DP filter: Smith & Thakurta 2022).
@@ -174,28 +174,12 @@ def charges_absent(calibration: Calibration) -> bool:
 def paper_sigma(
     epsilon: float, delta: float, *, sensitivity: float, rounds: int, sampling: float = 1.0
 ) -> float:
-    """Return the noise of the paper's Theorem 1: σ = Δ √(2 q T ln(1/δ)) / ε, eq. (10)."""
-    return float(sensitivity * np.sqrt(2 * sampling * rounds * -np.log(delta)) / epsilon)
+    """Return the noise of the paper's Theorem 1: σ = Δ √(2 q T ln(1/δ)) / ε, eq. (10).
 
-
-def true_epsilon(delta: float, *, sensitivity: float, sigma: float, releases: int) -> float:
-    """Return the ε that `releases` uploads with noise σ really have at this δ, rounded up.
-
-    The paper's σ for (ε = 20, δ = 1e-3) over 200 rounds:
+    What it really guarantees, for (ε = 20, δ = 1e-3) over 200 rounds:
 
     >>> sigma = paper_sigma(20, 1e-3, sensitivity=1.0, rounds=200)
-    >>> round(true_epsilon(1e-3, sensitivity=1.0, sigma=sigma, releases=200), 1)
+    >>> float(gaussian.epsilon(1e-3, np.sqrt(200) / sigma).round(1))
     30.3
     """
-    return float(gaussian.epsilon(delta, _mu(sensitivity, sigma, releases)))
-
-
-def true_delta(epsilon: float, *, sensitivity: float, sigma: float, releases: int) -> float:
-    """Return the δ that `releases` uploads with noise σ really have at this ε, rounded up."""
-    return float(gaussian.delta(epsilon, _mu(sensitivity, sigma, releases)))
-
-
-def _mu(sensitivity: float, sigma: float, releases: int) -> float:
-    if not 0 < sigma < float("inf"):
-        raise InputError.of("sigma", sigma, "finite and > 0", "without noise nothing is private")
-    return float(np.sqrt(releases) * sensitivity / sigma)
+    return float(sensitivity * np.sqrt(2 * sampling * rounds * -np.log(delta)) / epsilon)

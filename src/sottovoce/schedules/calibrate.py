@@ -174,8 +174,8 @@ def calibrate(
     paper_sigma = calibrations.paper_sigma(
         ask.epsilon, ask.delta, sensitivity=sensitivity, rounds=ask.rounds, sampling=ask.sampling
     )
-    by_paper: Any = {"sensitivity": sensitivity, "sigma": paper_sigma, "releases": turns}
-    paper_epsilon = calibrations.true_epsilon(ask.delta, **by_paper)
+    paper_mu = math.sqrt(turns) * sensitivity / paper_sigma
+    paper_epsilon = float(gaussian.epsilon(ask.delta, paper_mu))
     is_paper = ask.calibration == "paper"
     promised = Budget(max(paper_epsilon, 1e-6) if is_paper else ask.epsilon, ask.delta)
 
@@ -197,7 +197,7 @@ def calibrate(
         model_view=_bound_model_view(ask, turns * mu_release**2, promised),
         paper_sigma=paper_sigma,
         paper_true_epsilon=paper_epsilon,
-        paper_true_delta=calibrations.true_delta(ask.epsilon, **by_paper),
+        paper_true_delta=float(gaussian.delta(ask.epsilon, paper_mu)),
         tpr_at_fpr_001=float(gaussian.tpr(0.01, mu)),
         auc=float(gaussian.auc(mu)),
         noise=noise,
