@@ -659,7 +659,7 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "schedules.calibrate",
         "Under `paper` the guarantee names the ε that holds: here (20, 10⁻³) is promised where 30.3 holds, and an attacker has ten nats more.",
         "tests/server/test_federation_promises.py::test_calibrate_promises_what_its_noise_keeps",
-        (("Budget(true_epsilon, budget.delta),", "budget,"),),
+        (("Budget(max(paper_epsilon, 1e-6) if is_paper else ask.epsilon,", "Budget(ask.epsilon,"),),
     ),
     (
         "a transport that cannot tell counts as encrypted",
