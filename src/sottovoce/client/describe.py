@@ -318,7 +318,7 @@ def plan_release(tank: Tank, whole: int, share: float, most: int = 10**6) -> Rou
 
 
 def require_share(share: float) -> None:
-    """Refuse a share of the budget that is none, or too small for anything but noise."""
+    """Refuse a share that is not from 1e-6 to 1; a smaller one would release only noise."""
     if not 1e-6 <= share <= 1:
         raise InputError.of("share", share, "from 1e-06 to 1", "0.1 is a tenth of the budget")
 

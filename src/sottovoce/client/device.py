@@ -82,7 +82,7 @@ def _answer_blob(blob: bytes, node: Node) -> bytes:
     if not isinstance(run, str) or not isinstance(t, int) or not 0 <= t < messages.MOST:
         raise Malformed("the message names no round of a run")
     if arrays or not messages.RUN.fullmatch(run):
-        raise Malformed("the message is no step of a round")
+        raise Malformed("the message is not a step of a round")
     with open_vault(node, node.read_rows()) as vault:
         return _make_party(node, vault, vault.policy).answer(head, run, t, None)
 

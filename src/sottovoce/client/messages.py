@@ -123,7 +123,7 @@ def _encode_head(head: dict[str, Any], described: Any) -> bytes:
             allow_nan=False,
         ).encode()
     except (TypeError, ValueError, RecursionError):
-        raise Malformed("the message's head holds what plain JSON cannot") from None
+        raise Malformed("the message's head has values that JSON does not have") from None
 
 
 def _decode_head(text: bytes) -> tuple[dict[str, Any], Any]:
@@ -132,9 +132,9 @@ def _decode_head(text: bytes) -> tuple[dict[str, Any], Any]:
     except (ValueError, RecursionError):
         raise Malformed("the message's head is not JSON") from None
     if not isinstance(read, dict) or read.keys() != {"arrays", "head"}:
-        raise Malformed("the message's head has not the two parts of a head")
+        raise Malformed("the message's head must have two parts, arrays and head")
     if not isinstance(read["head"], dict):
-        raise Malformed("the message's head is no object")
+        raise Malformed("the message's head must be an object")
     return read["head"], read["arrays"]
 
 
@@ -145,10 +145,10 @@ def _read_shapes(described: Any, words: bool) -> dict[str, tuple[int, ...]]:
     for entry in described:
         kind = ["u8"] if words else []
         if not isinstance(entry, list) or len(entry) < 2 or entry[2:] != kind:
-            raise Malformed("an array of the message has no name and shape, or is of another type")
+            raise Malformed("an array of the message must have a name, a shape and the right type")
         name, shape = entry[:2]
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in shapes:
-            raise Malformed("an array of the message has no name of its own")
+            raise Malformed("an array of the message has a bad name, or that of another")
         if (
             not isinstance(shape, list)
             or len(shape) > DEEPEST
@@ -156,7 +156,7 @@ def _read_shapes(described: Any, words: bool) -> dict[str, tuple[int, ...]]:
             or math.prod(max(1, size) for size in shape)
             >= 2**40  # a 0 would hide what is beside it
         ):
-            raise Malformed("an array of the message has no proper shape")
+            raise Malformed("an array of the message has a shape that is bad or too large")
         shapes[name] = tuple(shape)
     if list(shapes) != sorted(shapes):
         raise Malformed("the message's arrays are not in order")
@@ -209,7 +209,7 @@ class Receipt:
                 for key in ("vault", "hash")
             )
         ):
-            raise Malformed("the message's receipt is none")
+            raise Malformed("the message's receipt must have vault, seq and hash")
         return cls(values["vault"], values["seq"], values["hash"])
 
 
@@ -264,7 +264,7 @@ class Request:
         newer = [key for key in ("sum", "encoding") if key in head]
         _require_keys(head, "request", (*_KEYS, *newer))
         if "sum" in head and not isinstance(head["sum"], Mapping):
-            raise Malformed("the request's sum is no step of a round")
+            raise Malformed("the request's sum must be an object")
         round_, terms, local = head["round"], head["terms"], head["local"]
         _require_keys(round_, "round", ("t", "horizon", "scale", "spread"))
         _require_keys(terms, "terms", _TERMS)
@@ -280,22 +280,22 @@ class Request:
             ("round.spread", 1 if round_["spread"] is None else round_["spread"], 1),
         ):
             if type(value) is not int or not least <= value <= MOST:
-                raise Malformed(f"the request's {name} is no whole number from {least} to 1e9")
+                raise Malformed(f"the request's {name} must be a whole number from {least} to 1e9")
         if round_["t"] >= round_["horizon"] or terms["per_round"] > terms["clients"]:
             raise Malformed("the request's round is beyond its horizon, or its cohort too large")
         if terms["cohort"] not in COHORTS or local["unit"] not in UNITS:
             raise Malformed("the request's cohort or unit is unknown")
         if not isinstance(head["run"], str) or not RUN.fullmatch(head["run"]):
-            raise Malformed("the request's run is no id of 8 to 64 hexadecimal digits")
+            raise Malformed("the request's run must be an id of 8 to 64 hexadecimal digits")
         if not isinstance(head["server"], str) or not SERVER.fullmatch(head["server"]):
-            raise Malformed("the request's server has no plain name")
+            raise Malformed("the request's server must be a plain name of up to 80 characters")
         scale, bound = _require_number(round_["scale"], "scale"), head["loss_bound"]
         if bound is not None and not 1e-6 <= _require_number(bound, "loss_bound") <= 1e6:
-            raise Malformed("the request's loss_bound is no number from 1e-6 to 1e6")
+            raise Malformed("the request's loss_bound must be a number from 1e-6 to 1e6")
         unit: Unit = local["unit"]
         weights = local["class_weights"] if weighted else None
         if weighted and not (isinstance(weights, list) and weights):
-            raise Malformed("the request's class_weights are no list of numbers")
+            raise Malformed("the request's class_weights must be a list of numbers")
         try:
             recipe = Recipe(
                 _require_number(local["learning_rate"], "learning_rate"),
@@ -354,7 +354,7 @@ bring both sides to one version
             f"the message is a {said.removeprefix('sottovoce.')} and sottovoce {__version__} reads "
             f"{kind}/{number}; bring both sides to one version"
         )
-    raise Malformed(f"the message is no {kind} ({schema})")
+    raise Malformed(f"the message is not a {kind} ({schema})")
 
 
 def read_encoding(head: Mapping[str, Any], schema: str, of_table: str) -> str | None:
@@ -365,13 +365,13 @@ def read_encoding(head: Mapping[str, Any], schema: str, of_table: str) -> str | 
     if ("encoding" in head) != (head["schema"] == of_table) or (
         "encoding" in head and not re.fullmatch(r"[0-9a-f]{64}", str(encoding))
     ):
-        raise Malformed("the message's encoding is no SHA-256 of a table's columns")
+        raise Malformed("the message's encoding must be the SHA-256 of a table's columns")
     return encoding
 
 
 def _require_keys(values: Any, name: str, keys: tuple[str, ...]) -> None:
     if not isinstance(values, Mapping) or values.keys() != set(keys):
-        raise Malformed(f"the request's {name} has not the keys {', '.join(keys)}")
+        raise Malformed(f"the request's {name} must have the keys {', '.join(keys)}")
 
 
 def is_finite(value: Any) -> bool:
@@ -385,5 +385,5 @@ def is_finite(value: Any) -> bool:
 
 def _require_number(value: Any, name: str) -> float:
     if not is_finite(value):
-        raise Malformed(f"the request's {name} is no finite number")
+        raise Malformed(f"the request's {name} must be a finite number")
     return float(value)

@@ -239,7 +239,7 @@ def _agree(key: bytes, other: str) -> bytes:
     try:
         return X25519PrivateKey.from_private_bytes(key).exchange(public)
     except ValueError:  # a point of small order: the secret would be known to all
-        raise Malformed("a mask key of the round is none") from None
+        raise Malformed("a mask key of the round is not valid") from None
 
 
 def sign(key: Ed25519PrivateKey, purpose: str, content: Any) -> str:
@@ -292,15 +292,15 @@ class RoundKey:
     def from_json(cls, values: Any) -> RoundKey:
         """Read and verify a key, or raise `Malformed`."""
         if not isinstance(values, Mapping) or values.keys() != cls.__dataclass_fields__.keys():
-            raise Malformed("a key of the round has not the fields of a key")
+            raise Malformed("a key of the round must have the fields of a key")
         hexes = (("request", 32), ("member", 32), ("mask_key", 32), ("signature", 64))
         ranges = (0, 10**9), (1, grid.LARGEST_NOISE), (1, grid.MOST_SAMPLES)
         are_hex = all(is_hex(values[name], size) for name, size in hexes)
         if not (are_hex and isinstance(values["run"], str)):
-            raise Malformed("a key of the round has a field that is no such hexadecimal text")
+            raise Malformed("a key of the round has a field that is not hexadecimal of its size")
         for name, (least, most) in zip(("t", "promise", "samples"), ranges, strict=True):
             if type(values[name]) is not int or not least <= values[name] <= most:
-                raise Malformed(f"a key of the round has a {name} that is not in its range")
+                raise Malformed(f"a key of the round has a {name} that is out of range")
         key = cls(**values)
         if not is_signed(key.member, "key", key.content, key.signature):
             raise Malformed("a key of the round is not signed by its member")
@@ -325,9 +325,11 @@ class Cohort:
     def read(cls, keys: Any, threshold: Any, run: str, t: int) -> Cohort:
         """Read the server's list; every key is of this round and signed, no key occurs twice."""
         if not isinstance(keys, list) or not 1 <= len(keys) <= MOST_MEMBERS:
-            raise Malformed(f"the round has no list of 1 to {MOST_MEMBERS} keys")
+            raise Malformed(f"the round must have a list of 1 to {MOST_MEMBERS} keys")
         if type(threshold) is not int or not 1 <= threshold <= len(keys):
-            raise Malformed("the round's threshold is no whole number from 1 to its number of keys")
+            raise Malformed(
+                "the round's threshold must be a whole number from 1 to its number of keys"
+            )
         round_keys = [RoundKey.from_json(values) for values in keys]
         by_member = {key.member: key for key in sorted(round_keys, key=lambda key: key.member)}
         if not len(by_member) == len({key.mask_key for key in round_keys}) == len(round_keys):
@@ -359,9 +361,9 @@ class Cohort:
     def read_members(self, members: Any, what: str) -> list[str]:
         """Read a list of members, sorted and each once, or raise `Malformed`."""
         if not isinstance(members, list) or not all(isinstance(m, str) for m in members):
-            raise Malformed(f"{what} is no list of members")
+            raise Malformed(f"{what} must be a list of members")
         if sorted(set(members)) != members or not self.keys.keys() >= set(members):
-            raise Malformed(f"{what} is not a sorted list of members of the round, each named once")
+            raise Malformed(f"{what} must name members of the round, sorted and each once")
         return members
 
 
@@ -478,7 +480,7 @@ class Party:
         if step == "unmask":
             signed = head.get("signatures")
             return _pack(step, self.reveal_shares(cohort, head.get("shares"), members, signed))
-        raise Malformed("the message is no step of a round")
+        raise Malformed("the message is not a step of a round")
 
     def make_key(self, run: str, t: int, booking: Booking | None) -> RoundKey:
         """Return this round's signed key; asked again, the same one."""
@@ -488,7 +490,7 @@ class Party:
                 raise RoundAnswered("this round was asked with another model or other terms")
             return key
         if booking is None:
-            raise Malformed("the message is no step of a round")
+            raise Malformed("the message is not a step of a round")
         public = compute_public(_derive(self._notes.make_secret(run, t), "mask key"))
         promise = promise_noise(booking.sigma, booking.share)
         key = RoundKey(run, t, booking.request, self.member, public, promise, booking.samples, "")

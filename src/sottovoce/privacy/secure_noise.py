@@ -201,7 +201,7 @@ def draw(count: int, sigma: int) -> Integers:
     """Draw `count` independent integers from the discrete Gaussian of parameter σ, 1 ≤ σ ≤ 2⁵².
 
     >>> noise = draw(100_000, 2**33)
-    >>> bool(abs(noise.std() / 2**33 - 1) < 0.02)  # false alarm: is_below 1e-17
+    >>> bool(abs(noise.std() / 2**33 - 1) < 0.02)  # fails by chance below 1e-17
     True
     """
     count = _check_whole_number("count", count, 0, 2**48, "it is the number of values")
