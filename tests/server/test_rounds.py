@@ -97,13 +97,3 @@ def test_horizons_part_ways_in_one_batch():
             played = course.PlayedRound(own, loss, 0.5, loss, loss, ())
             states[i] = course.close_round(federations[i], states[i], played, seconds=0.0)
     assert any(left != right for left, right in seen)
-
-
-def test_turns_that_differ_in_more_than_the_horizon_are_refused():
-    from sottovoce.privacy.tank import Tank
-    from sottovoce.schedules.base import Round
-    from sottovoce.schedules.pricing import Terms, price_releases
-
-    tank = Tank.stack([Tank.full([1.0]), Tank.full([1.0])])
-    with pytest.raises(ValueError, match="only in the horizon"):
-        price_releases(tank, [Round(0, 9), Round(0, 9, 0.5, 9)], Terms(1, 1), 1.0)

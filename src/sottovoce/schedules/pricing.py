@@ -107,39 +107,30 @@ class Terms:
         return self.releases * plan_turns(self.cohort, rounds=rounds, **size, charges_absent=absent)
 
 
-def price_release(tank: Tank, round_: Round, terms: Terms, sensitivity: ArrayLike) -> Offer:
+def price_release(
+    tank: Tank,
+    round_: Round,
+    terms: Terms,
+    sensitivity: ArrayLike,
+    *,
+    horizons: Sequence[int] | None = None,
+) -> Offer:
     """Offer every client a price for its next release; it is declined where the tank is too low.
 
     r = planned(T) − debits releases are to come, this one included: σ = Δ·√(r/left). A scale that
-    no schedule announces is ignored.
+    no schedule announces is ignored. Several runs may be priced together: they are the first axis
+    of the tank, and their rounds differ only in the `horizons`.
 
     >>> tank = Tank.full(capacity=2.0)
     >>> price_release(tank, Round(t=0, horizon=200), Terms(50, 30), sensitivity=1.0).sigma.round(4)
     np.float64(7.746)
     """
-    return price_releases(tank, [round_], terms, sensitivity)
-
-
-def price_releases(
-    tank: Tank, rounds: Sequence[Round], terms: Terms, sensitivity: ArrayLike
-) -> Offer:
-    """Do `price_release` for several runs, whose rounds differ only in the horizon.
-
-    The runs are the first axis of the tank.
-
-    >>> runs = Tank.stack([Tank.full([2.0]), Tank.full([2.0])])
-    >>> offer = price_releases(runs, [Round(0, 200), Round(0, 100)], Terms(50, 30), 1.0)
-    >>> offer.sigma.round(4).tolist()
-    [[7.746], [5.4772]]
-    """
-    scale, spread = rounds[0].scale, rounds[0].spread
-    if any((round_.scale, round_.spread) != (scale, spread) for round_ in rounds):
-        raise ValueError("the rounds of one offer may differ only in the horizon")
-    if spread is None or not 1e-6 <= scale <= 1e6:
-        releases = [terms.plan_releases(round_.horizon) for round_ in rounds]
-        planned = releases[0] if len(rounds) == 1 else np.array(releases)[:, None]
-        return tank.offer(sensitivity, np.asarray(planned - tank.debits))
-    return tank.offer_scaled(sensitivity, terms.plan_releases(spread), scale)
+    if round_.spread is None or not 1e-6 <= round_.scale <= 1e6:
+        planned = np.asarray(terms.plan_releases(round_.horizon))
+        if horizons is not None:
+            planned = np.array([[terms.plan_releases(horizon)] for horizon in horizons])
+        return tank.offer(sensitivity, planned - tank.debits)
+    return tank.offer_scaled(sensitivity, terms.plan_releases(round_.spread), round_.scale)
 
 
 _SLACK = 1 + 2.0**-32  # pays for rounding in sums of up to 2²⁰ variances

@@ -34,8 +34,7 @@ from sottovoce.runs.record import Exceptions, RoundNumbers, SigmaSpread, Status
 from sottovoce.schedules.aggregate import weigh_by_precision, weigh_by_samples
 from sottovoce.schedules.base import Progress, Round
 from sottovoce.schedules.optimizer import NO_MARKS, Leaves, Marks, Memory, StepResult
-from sottovoce.schedules.pricing import LOSS_SHARE, pick_cohort, share_noise
-from sottovoce.schedules.pricing import price_releases as price
+from sottovoce.schedules.pricing import LOSS_SHARE, pick_cohort, price_release, share_noise
 from sottovoce.server.federation import Federation, judge_model
 
 Outcome = TypeVar("Outcome")
@@ -273,8 +272,9 @@ def _prepare_together(
     samples = stack([federation.held.samples for federation in federations])
     signal_sigma, sigmas = np.full(asked.shape, np.nan), []
     uploads = in_cohort
+    horizons = None if is_single else [round_.horizon for round_ in rounds]
     for step in range(terms.releases):
-        offer = price(tank, rounds, terms, sensitivity)
+        offer = price_release(tank, rounds[0], terms, sensitivity, horizons=horizons)
         granted = offer.granted & (offer.units >= LOSS_SHARE) if has_loss else offer.granted
         uploads = uploads & granted
         if terms.honest > 1:  # fewer than h + c clients would not unmask a sum: nobody uploads
