@@ -129,26 +129,6 @@ client tells what it knows'
     )
 
 
-def warn_of_delta(delta: float, units: int, *, unit: Unit) -> str | None:
-    """Return a warning of one sentence if δ is at least 1 / units, else None.
-
-    A mechanism that publishes every unit outright with probability δ is (0, δ)-private.
-
-    >>> warn_of_delta(1e-3, 800, unit="record") is None
-    True
-    >>> warn_of_delta(1e-2, 800, unit="record")
-    'delta = 0.01 should be below 1 / 800 = 0.00125 for a client of 800 records, it would allow \
-one of them to be published outright; choose one well below that'
-    """
-    if delta * units < 1:
-        return None
-    group = f"{units:,} clients" if unit == "client" else f"a client of {units:,} {unit}s"
-    return (
-        f"delta = {delta:g} should be below 1 / {units:,} = {1 / units:.3g} for {group}, it would "
-        "allow one of them to be published outright; choose one well below that"
-    )
-
-
 #: Above these, advice is given: ε and δ that promise little, and noise in which little is learnt.
 WEAK_EPSILON, WEAK_DELTA, LOUD_NOISE = 20.0, 1e-2, 0.25
 
@@ -172,7 +152,14 @@ def advise(
     """Return advice on a promise and its noise, one sentence each with its number.
 
     units: of the client for which δ promises least (or the clients); noise: `weigh_noise`; size:
-    the rows of a client, or the clients where the unit is all data of one.
+    the rows of a client, or the clients where the unit is all data of one. A mechanism that
+    publishes every unit outright with probability δ is (0, δ)-private.
+
+    >>> advise(8, 1e-3, 800, unit="record", noise=0.1, size=800)
+    []
+    >>> advise(8, 1e-2, 800, unit="record", noise=0.1, size=800)
+    ['delta = 0.01 should be below 1 / 800 = 0.00125 for a client of 800 records, it would allow \
+one of them to be published outright; choose one well below that']
     """
     advice = []
     if epsilon > WEAK_EPSILON:
@@ -180,8 +167,12 @@ def advise(
             f"epsilon = {epsilon:g} is above {WEAK_EPSILON:g} and promises little: the odds of a "
             f"guess may change by a factor of e^{epsilon:g}; 1 is strong and 8 is usual"
         )
-    if (sentence := warn_of_delta(delta, units, unit=unit)) is not None:
-        advice.append(sentence)
+    if delta * units >= 1:
+        group = f"{units:,} clients" if unit == "client" else f"a client of {units:,} {unit}s"
+        advice.append(
+            f"delta = {delta:g} should be below 1 / {units:,} = {1 / units:.3g} for {group}, it "
+            "would allow one of them to be published outright; choose one well below that"
+        )
     elif delta > WEAK_DELTA:
         advice.append(
             f"delta = {delta:g} is above {WEAK_DELTA:g}: with that probability the promise may not "
