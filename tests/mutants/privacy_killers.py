@@ -21,7 +21,7 @@ from mutants.ledger_killers import LEDGER, chance, folder
 from mutants.run_killers import RUNS
 from sottovoce.client import device, release
 from sottovoce.client.release import Price
-from sottovoce.errors import InputError, NoSensitivity, TankEmpty
+from sottovoce.errors import InputError, TankEmpty
 from sottovoce.models import base
 from sottovoce.models.base import Form
 from sottovoce.privacy import calibration, grid, secure_noise
@@ -80,7 +80,7 @@ def sensitivity_covers_every_recipe():
         assert grid.grid_sensitivity("client", n) >= n * MOVED
     try:
         Recipe(1.0, float("inf"))
-    except NoSensitivity:
+    except InputError:
         pass
     else:
         raise AssertionError("a recipe without a bound was given one")

@@ -75,9 +75,9 @@ def answer_request(blob: bytes, node: Node) -> bytes:
 
 
 def _answer_blob(blob: bytes, node: Node) -> bytes:
-    if messages.read_schema(blob) != messages.SUM:
-        return _answer_or_stop(Request.from_blob(blob), node)
     head, arrays = messages.unpack(blob, limit=messages.LARGEST)
+    if head.get("schema") != messages.SUM:
+        return _answer_or_stop(Request.read(head, arrays), node)
     run, t = head.get("run"), head.get("t")
     if not isinstance(run, str) or not isinstance(t, int) or not 0 <= t < messages.MOST:
         raise Malformed("the message names no round of a run")

@@ -259,7 +259,11 @@ class Request:
     @classmethod
     def from_blob(cls, blob: bytes) -> Request:
         """Read a request; raise `Malformed` for anything else."""
-        head, params = unpack(blob, limit=LARGEST)
+        return cls.read(*unpack(blob, limit=LARGEST))
+
+    @classmethod
+    def read(cls, head: Mapping[str, Any], params: Arrays) -> Request:
+        """Read a request that is unpacked."""
         encoding = read_encoding(head, REQUEST, TABLE_REQUEST)
         newer = [key for key in ("sum", "encoding") if key in head]
         _require_keys(head, "request", (*_KEYS, *newer))
@@ -321,15 +325,6 @@ class Request:
             sum=head.get("sum"),
             encoding=encoding,
         )
-
-
-def read_schema(blob: bytes) -> Any:
-    """Return the schema that a message states; None where it cannot be read."""
-    try:
-        length = int.from_bytes(blob[len(MAGIC) : len(MAGIC) + 4], "little")
-        return json.loads(blob[len(MAGIC) + 4 :][: min(length, LONGEST_TEXT)])["head"]["schema"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
 
 
 def make_refusal(code: str, text: str) -> bytes:

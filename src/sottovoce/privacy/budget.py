@@ -345,8 +345,7 @@ _LABELS = {
     "Records that ": "test rows",
     "The clients' own rows ": "test rows",
     "Not covered: ": "not covered",
-    "Against whoever sees the models ": "models only",
-    "Against whoever sees only the models ": "models only",
+    "Against whoever sees ": "models only",
 }
 
 

@@ -16,14 +16,13 @@ Class weights multiply a clipped gradient by at most 1, so that both bounds stay
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from numbers import Real
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sottovoce.errors import InputError, NoSensitivity
+from sottovoce.errors import InputError
 from sottovoce.privacy.budget import UNITS, Unit
 from sottovoce.privacy.gaussian import Floats
 
@@ -47,20 +46,17 @@ class Recipe:
     class_weights: tuple[float, ...] | None = None  # times a clipped gradient; each at most 1
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "clip"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise InputError.of(name, value, "a number", "give it without quotes")
-            object.__setattr__(self, name, float(value))  # with a float32, Δ would be rounded down
-        if self.clip == math.inf:
-            remedy = "without clipping a sample moves an upload by any distance"
-            raise NoSensitivity.of("clip", self.clip, "finite", remedy)
         for name, remedy in (
             ("learning_rate", "choose the step size, 1 is a good start"),
             ("clip", "choose the norm gradients are cut to"),
         ):
-            if not _SMALLEST <= (value := getattr(self, name)) <= 1 / _SMALLEST:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise InputError.of(name, value, "a number", "give it without quotes")
+            value = float(value)  # with a float32, Δ would be rounded down
+            if not _SMALLEST <= value <= 1 / _SMALLEST:
                 raise InputError.of(name, value, "a number from 1e-15 to 1e+15", remedy)
+            object.__setattr__(self, name, value)
         if self.unit not in UNITS:
             raise InputError.of("unit", self.unit, " or ".join(UNITS), "name what is protected")
         if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
