@@ -355,6 +355,15 @@ def test_steps_are_bounded_before_they_are_priced(ram, monkeypatch):
     assert books_hold(node).spent == 0
 
 
+def test_more_noise_than_the_grid_holds_is_refused_with_the_remedy(ram):
+    node = make_node(ram, unit="client", epsilon=1e-4, max_rounds=10**4)
+    whole = ask(horizon=10**4, recipe=Recipe(1.0, 1.0, unit="client"))
+    said = told(device.answer_request(whole.to_blob(), node))
+    assert said["code"] == "policy"
+    assert "more than 2⁵² grid units; announce fewer rounds, or protect records" in said["text"]
+    assert books_hold(node).spent == 0
+
+
 @pytest.mark.parametrize("own", ["TURNED", "MANY", "WRITING"])
 def test_an_own_model_that_mixes_its_samples_is_refused_before_anything_is_booked(ram, own):
     node = make_node(ram, own=f"support.devices:{own}")

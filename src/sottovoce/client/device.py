@@ -366,14 +366,16 @@ def _price_turn(request: Request, policy: Policy, vault: Vault, change: int) -> 
         calibration=policy.calibration,
         releases=request.recipe.releases,
     )
-    return release.price(
-        vault.tank(request.run, request.server),
-        request.round,
-        terms,
-        change=change,
-        floor=policy.floor,
-        loss=request.loss_bound is not None,
-    )
+    tank, has_loss = vault.tank(request.run, request.server), request.loss_bound is not None
+    try:
+        return release.price(
+            tank, request.round, terms, change=change, floor=policy.floor, loss=has_loss
+        )
+    except PolicyRefusal:  # its words name the noise, and so the budget
+        raise RequestDeclined(
+            "the noise of this round is more than 2⁵² grid units; announce fewer rounds, or "
+            "protect records where all of a large data set is protected"
+        ) from None
 
 
 def _require_fit(request: Request, shapes: Shapes, rows: Rows) -> None:
