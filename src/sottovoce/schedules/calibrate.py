@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, cast
@@ -42,24 +42,42 @@ MOST = 10**9  # rounds, clients or samples: more is taken for a typing error
 PARAMETERS = 2410  # of the embedded plan's model
 
 
+@cache
+def default_plan() -> dict[str, Any]:
+    """Return the embedded default plan as plain data, without loading the plan checks.
+
+    >>> default_plan()["privacy"]["epsilon"]
+    8.0
+    """
+    text = resources.files("sottovoce.plan").joinpath("default.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def _default(section: str, key: str) -> Any:
+    """Return a field whose default is that of the embedded plan."""
+    return field(default_factory=lambda: default_plan()[section][key])
+
+
 @dataclass(frozen=True)
 class CalibrationRequest:
     """A budget and a federation, checked."""
 
-    epsilon: float
-    delta: float
-    rounds: int
-    clients: int
-    per_round: int
-    samples: int
-    clip: float
-    learning_rate: float
-    unit: Unit
-    calibration: Calibration
-    parameters: int
-    colluding: int
+    epsilon: float = _default("privacy", "epsilon")
+    delta: float = _default("privacy", "delta")
+    rounds: int = _default("rounds", "rounds")
+    clients: int = _default("data", "clients")
+    per_round: int = cast(int, None)  # None becomes the number of clients
+    samples: int = _default("data", "samples")
+    clip: float = _default("local", "clip")
+    learning_rate: float = _default("local", "learning_rate")
+    unit: Unit = _default("local", "unit")  # noqa: RUF009 - a field
+    calibration: Calibration = _default("privacy", "calibration")  # noqa: RUF009 - a field
+    parameters: int = PARAMETERS
+    colluding: int = 0
 
     def __post_init__(self) -> None:
+        if cast(int | None, self.per_round) is None:
+            object.__setattr__(self, "per_round", self.clients)
         Budget(self.epsilon, self.delta)  # it checks them
         Recipe(self.learning_rate, self.clip, self.unit)
         for name in ("rounds", "clients", "samples", "parameters"):
@@ -148,22 +166,7 @@ def calibrate(
     >>> round(answer.paper_true_epsilon, 1), round(answer.paper_true_delta, 3)
     (30.3, 0.116)
     """
-    plan = default_plan()
-    clients = _use_default(clients, plan["data"]["clients"])
-    ask = CalibrationRequest(
-        epsilon=_use_default(epsilon, plan["privacy"]["epsilon"]),
-        delta=_use_default(delta, plan["privacy"]["delta"]),
-        rounds=_use_default(rounds, plan["rounds"]["rounds"]),
-        clients=clients,
-        per_round=_use_default(per_round, clients),
-        samples=_use_default(samples, plan["data"]["samples"]),
-        clip=_use_default(clip, plan["local"]["clip"]),
-        learning_rate=_use_default(learning_rate, plan["local"]["learning_rate"]),
-        unit=_use_default(unit, plan["local"]["unit"]),
-        calibration=_use_default(calibration, plan["privacy"]["calibration"]),
-        parameters=_use_default(parameters, PARAMETERS),
-        colluding=_use_default(colluding, 0),
-    )
+    ask = CalibrationRequest(**{k: v for k, v in locals().items() if v is not None})
     turns = plan_turns("balanced", rounds=ask.rounds, clients=ask.clients, per_round=ask.per_round)
     recipe = Recipe(ask.learning_rate, ask.clip, ask.unit)
     sensitivity = float(recipe.sensitivity(ask.samples))
@@ -364,18 +367,3 @@ def format_expected(answer: CalibrationResult) -> str:
         "similar size: a rare class, or a number to predict, needs more rows.",
     ]
     return "\n".join(lines)
-
-
-@cache
-def default_plan() -> dict[str, Any]:
-    """Return the embedded default plan as plain data, without loading the plan checks.
-
-    >>> default_plan()["privacy"]["epsilon"]
-    8.0
-    """
-    text = resources.files("sottovoce.plan").joinpath("default.toml").read_text("utf-8")
-    return tomllib.loads(text)
-
-
-def _use_default(value: Any, default: Any) -> Any:
-    return default if value is None else value
