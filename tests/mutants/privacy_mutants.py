@@ -275,7 +275,7 @@ MUTANTS = [
     _bug("E steps charged as one", "privacy.sensitivity", "sensitivity_covers_every_recipe",
          ("        return self.steps\n", "        return 1\n")),
     _bug("gradients that are not clipped", "privacy.sensitivity", "sensitivity_covers_every_recipe",
-         ("<= value <= 1 / _SMALLEST:", "<= value:")),
+         ("<= value <= _LARGEST:", "<= value:")),
     _bug("σ printed too small", "schedules.calibrate",
          "tests/schedules/test_calibrate.py::test_whoever_types_the_printed_noise_keeps_the_promise",
          ("*map(format_claim, (sigma, 1 / mu_release, mu_release, mu, epsilon)),",

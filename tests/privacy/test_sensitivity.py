@@ -126,6 +126,11 @@ def test_nonsense_is_refused(bad):
         Recipe(**{"learning_rate": 1.0, "clip": 1.0, **bad})
 
 
+def test_the_smallest_and_largest_numbers_are_taken():
+    assert float(Recipe(1e-15, 1e15).sensitivity(1)) == pytest.approx(2.0)
+    assert float(Recipe(1e15, 1e-15).sensitivity(1)) == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("samples", [0, -3, 1.5, math.nan, [10, 0]])
 def test_bad_sample_counts_are_refused(samples):
     with pytest.raises(InputError, match="samples must be"):

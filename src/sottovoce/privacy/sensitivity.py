@@ -26,7 +26,7 @@ from sottovoce.errors import InputError
 from sottovoce.privacy.budget import UNITS, Unit
 from sottovoce.privacy.gaussian import Floats
 
-_SMALLEST = 1e-15  # smallest η and C: far above the smallest number of float32
+_SMALLEST, _LARGEST = 1e-15, 1e15  # η and C: far from the ends of float32
 LEAST_WEIGHT = 1e-6  # of a class: below it the class would not be learnt
 _ROUND_UP = 1 + 2**-50  # more than the rounding errors of the few products below
 
@@ -54,7 +54,7 @@ class Recipe:
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise InputError.of(name, value, "a number", "give it without quotes")
             value = float(value)  # with a float32, Δ would be rounded down
-            if not _SMALLEST <= value <= 1 / _SMALLEST:
+            if not _SMALLEST <= value <= _LARGEST:
                 raise InputError.of(name, value, "a number from 1e-15 to 1e+15", remedy)
             object.__setattr__(self, name, value)
         if self.unit not in UNITS:
