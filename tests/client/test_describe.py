@@ -365,6 +365,15 @@ def test_a_strange_description_is_refused_in_a_sentence(tmp_path, keys, value):
         describe.read_description(tmp_path / "strange.json")
 
 
+def test_names_of_others_do_not_steer_the_terminal():
+    bad = "\x1b[2J\n\x9b"
+    layout = Layout(f"sick{bad}", ("no", "yes"), {f"age{bad}": (0.0, 100.0), "sex": (bad, "m")})
+    known = {"unit": "record", "delta": 1e-5, "clients": {f"ward{bad}": 100}, "bins": 10}
+    values = np.zeros(describe.make_model(layout).size)
+    found = describe.make_description(layout, values, 0.1, recipe=Recipe(1.0, 1.0), **known)
+    assert all(line.isprintable() for line in found.format_lines())
+
+
 def test_the_command_prints_and_writes(table, monkeypatch):
     _, folder = table
     make_node(folder)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 import tomllib
 from collections.abc import Sequence
@@ -244,7 +245,8 @@ class Description:
             lines.append("A missing number counts as the middle of its bounds in a correlation.")
         if self.layout.missing == "middle" and any(map(is_bounds, self.layout.columns.values())):
             lines += ["", MISSING]
-        return [*lines, "", self.text]
+        # Names may come from another client: none of them may steer the terminal.
+        return [re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", line) for line in [*lines, "", self.text]]
 
 
 def _clean_shares(shares: Floats) -> list[float]:
