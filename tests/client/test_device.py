@@ -360,7 +360,7 @@ def test_more_noise_than_the_grid_holds_is_refused_with_the_remedy(ram):
     whole = ask(horizon=10**4, recipe=Recipe(1.0, 1.0, unit="client"))
     said = told(device.answer_request(whole.to_blob(), node))
     assert said["code"] == "policy"
-    assert "more than 2⁵² grid units; announce fewer rounds, or protect records" in said["text"]
+    assert "more noise than the grid holds; announce fewer rounds, or protect" in said["text"]
     assert books_hold(node).spent == 0
 
 

@@ -378,7 +378,7 @@ MUTANTS = [
          ("            self._hold_room(room)\n", "")),
     _bug("a debit without memory for its work", "client.device",
          "tests/client/test_device.py::test_a_limit_that_an_answer_would_meet_burns_no_budget",
-         ("        if not asks_key:\n            _require_memory(request, rows)\n", "")),
+         ("        if not is_key_step:\n            _require_memory(request, rows)\n", "")),
     _bug("failed answers that go on burning", "client.device",
          "tests/client/test_device.py::test_an_answer_that_fails_stops_the_client_until_its_operator_says_so",
          ("            _note_failure(node, rows, _describe_error(error))\n", "")),

@@ -779,8 +779,8 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tests/server/test_sum_round.py::test_a_retried_input_is_the_stored_one",
         (
             (
-                "if before.upload is not None and not asks_key:",
-                "if before.upload is not None and request.sum is None:",
+                "if entry.upload is not None and not is_key_step:",
+                "if entry.upload is not None and request.sum is None:",
             ),
         ),
     ),

@@ -230,17 +230,18 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
         if request.receipt is not None and not vault.contains(request.receipt):
             log.error("the server has a receipt that this vault does not know: it is an older copy")
             raise VaultRefusal("this client's ledger does not contain the receipt it gave")
-        asked, asks_key = request.hash(), (request.sum or {}).get("step") == "keys"
-        if (before := vault.find(request.run, request.round.t)) is not None:
-            if before.request_hash != asked:
+        request_hash = request.hash()
+        is_key_step = request.sum is not None and request.sum.get("step") == "keys"
+        if (entry := vault.find(request.run, request.round.t)) is not None:
+            if entry.request_hash != request_hash:
                 words = "this round was asked with another model or other terms"
                 raise RequestDeclined(words, "replay")
-            if before.upload is not None and not asks_key:
-                return before.upload
-            if before.upload is not None:  # the noted key needs no price: there may be nothing left
+            if entry.upload is not None and not is_key_step:
+                return entry.upload
+            if entry.upload is not None:  # the noted key needs no price: there may be nothing left
                 party = _make_party(node, vault, policy)
                 return party.answer({"step": "keys"}, request.run, request.round.t, None)
-            if before.dropped:
+            if entry.dropped:
                 words = "this round's answer was received and is kept no longer"
                 raise RequestDeclined(words, "replay")
         lens = None
@@ -260,7 +261,7 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
             raise RequestDeclined(f"the client's ledger may have {policy.max_bytes} bytes at most")
         change = grid.grid_sensitivity(request.recipe.unit, policy.samples)
         paid = _price_turn(request, policy, vault, change)
-        if not asks_key:
+        if not is_key_step:
             _require_memory(request, rows)
 
         def make_upload(masked: tuple[int, Words] | None) -> bytes:
@@ -275,7 +276,7 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
             reserved = vault.reserve(
                 request.run,
                 request.round.t,
-                asked,
+                request_hash,
                 paid.units,
                 server=request.server,
                 facts={
@@ -297,7 +298,7 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
                 "kind": "upload" if masked is None else "input",
                 "run": request.run,
                 "t": request.round.t,
-                "request": asked,
+                "request": request_hash,
                 "samples": policy.samples,
                 "receipt": reserved.receipt.to_json(),
                 "budget": _disclose_budget(vault),
@@ -320,7 +321,7 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
             raise Malformed("a sum is released in one step and without a loss")
         size = sum(leaf.size for leaf in request.params.values())
         booking = Booking(
-            asked,
+            request_hash,
             policy.samples,
             size,
             paid.noise[0],
@@ -373,8 +374,8 @@ def _price_turn(request: Request, policy: Policy, vault: Vault, change: int) -> 
         )
     except PolicyRefusal:  # its words name the noise, and so the budget
         raise RequestDeclined(
-            "the noise of this round is more than 2⁵² grid units; announce fewer rounds, or "
-            "protect records where all of a large data set is protected"
+            "this round needs more noise than the grid holds; announce fewer rounds, or protect "
+            "records where all of a large data set is protected"
         ) from None
 
 
