@@ -110,7 +110,8 @@ class Description:
             if self.layout.missing == "flag":
                 missing = float(np.clip(parts["missing"][i], 0, 1))
             entry = self._describe_number(name, spec, i, missing)
-            entry["histogram"] = _clean_shares(parts["bins"][i * self.bins : (i + 1) * self.bins])
+            shares = parts["bins"][i * self.bins : (i + 1) * self.bins]
+            entry["histogram"] = np.clip(shares, 0, 1).tolist()
             if missing is not None:
                 entry["missing"] = missing
             columns.append(entry)
@@ -146,8 +147,8 @@ class Description:
         return entry
 
     def _describe_categories(self, name: str, names: Any, shares: Floats) -> StatisticsEntry:
-        cleaned = _clean_shares(shares[: len(names)])
-        return {"name": name, "shares": dict(zip(names, cleaned, strict=True))}
+        clipped = np.clip(shares[: len(names)], 0, 1).tolist()
+        return {"name": name, "shares": dict(zip(names, clipped, strict=True))}
 
     @cached_property
     def _moments(self) -> tuple[Floats, Floats]:
@@ -247,10 +248,6 @@ class Description:
             lines += ["", MISSING]
         # Names may come from another client: none of them may steer the terminal.
         return [re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", line) for line in [*lines, "", self.text]]
-
-
-def _clean_shares(shares: Floats) -> list[float]:
-    return [float(share) for share in np.clip(shares, 0, 1)]
 
 
 def _format_entry(entry: StatisticsEntry, error: float) -> list[str]:
