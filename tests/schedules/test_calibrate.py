@@ -9,6 +9,7 @@ import warnings
 import mpmath
 import pytest
 
+from sottovoce.errors import InputError
 from sottovoce.privacy.budget import CALIBRATIONS
 from sottovoce.schedules.calibrate import MOST, calibrate, format_table, list_noise
 
@@ -53,6 +54,11 @@ def test_every_number_is_finite_and_the_guarantee_holds_at_the_extremes(calibrat
                     * (mpmath.mpf(answer.sensitivity) / mpmath.mpf(answer.sigma)) ** 2
                 )
                 assert exact_delta(promised.epsilon, mu2) <= delta
+
+
+def test_where_the_papers_noise_cannot_be_judged_the_share_of_clients_is_named():
+    with pytest.raises(InputError, match="per_round must be a larger share of the clients, got 1;"):
+        calibrate(epsilon=1000, delta=0.5, rounds=1, clients=MOST, per_round=1)
 
 
 @pytest.mark.parametrize("epsilon", [0.7, 1.0, 3.0, 8.0, 13.3])

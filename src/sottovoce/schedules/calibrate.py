@@ -178,6 +178,9 @@ def calibrate(
         ask.epsilon, ask.delta, sensitivity=sensitivity, rounds=ask.rounds, sampling=ask.sampling
     )
     paper_mu = math.sqrt(turns) * sensitivity / paper_sigma
+    if paper_mu > gaussian.LARGEST_MU:
+        remedy = "for so few the paper's formula, which is shown beside it, adds next to no noise"
+        raise InputError.of("per_round", ask.per_round, "a larger share of the clients", remedy)
     paper_epsilon = float(gaussian.epsilon(ask.delta, paper_mu))
     is_paper = ask.calibration == "paper"
     promised = Budget(max(paper_epsilon, 1e-6) if is_paper else ask.epsilon, ask.delta)
