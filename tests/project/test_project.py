@@ -21,7 +21,8 @@ import typer.main
 import sottovoce
 from sottovoce import errors
 from sottovoce.cli import commands
-from sottovoce.privacy.calibration import capacity, paper_sigma, true_epsilon, vault_capacity
+from sottovoce.privacy import gaussian
+from sottovoce.privacy.calibration import capacity, paper_sigma, vault_capacity
 from support import ROOT
 from support.imports import modules_after
 
@@ -320,7 +321,7 @@ def test_the_readme_is_short_and_its_number_is_the_true_one():
     text = (ROOT / "README.md").read_text("utf-8")
     assert len(text.splitlines()) <= 120
     noise = paper_sigma(20, 1e-5, sensitivity=1, rounds=1)
-    true = true_epsilon(1e-5, sensitivity=1, sigma=float(noise), releases=1)
+    true = float(gaussian.epsilon(1e-5, 1 / noise))
     for page in ("README.md", "docs/paper.md"):
         words = " ".join((ROOT / page).read_text("utf-8").split())
         assert f"promises ε = 20 (δ = 1e-5) and gives {true:.1f}" in words
