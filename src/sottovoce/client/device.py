@@ -195,6 +195,7 @@ def _make_greeting(node: Node) -> bytes:
 
 
 def _answer_or_stop(request: Request, node: Node) -> bytes:
+    """Answer a request for a round; if that fails after the debit, stop the vault."""
     rows, debits = node.read_rows(), list[Reservation]()
     try:
         return _answer_in_order(request, node, rows, debits)
@@ -218,6 +219,7 @@ def _note_failure(node: Node, rows: Rows, why: str) -> None:
 
 
 def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Reservation]) -> bytes:
+    """Check, look up, price, book, compute and store, in this order; note every debit."""
     with open_vault(node, rows) as vault:
         policy = vault.policy
         _require_samples(node, rows, vault)

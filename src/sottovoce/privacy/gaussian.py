@@ -105,7 +105,8 @@ def log_delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
     epsilon, mu = np.broadcast_arrays(
         np.asarray(epsilon, dtype=np.float64), np.asarray(mu, dtype=np.float64)
     )
-    _require_mu(mu)
+    if not np.all((mu >= 0) & (mu <= LARGEST_MU)):
+        raise InputError.of("mu", mu.tolist(), f"from 0 to {LARGEST_MU:g}", "it is Δ/σ, summed")
     silent = mu < SMALLEST_MU
     mu = np.where(silent, 1.0, mu)
     a = mu / 2 - epsilon / mu
@@ -125,11 +126,6 @@ def log_delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
 
     use_body = (a > 0) & (mu >= 0.5)
     return np.asarray(np.where(silent, -np.inf, np.where(use_body, body, tail)), dtype=np.float64)
-
-
-def _require_mu(mu: Floats) -> None:
-    if not np.all((mu >= 0) & (mu <= LARGEST_MU)):
-        raise InputError.of("mu", mu.tolist(), f"from 0 to {LARGEST_MU:g}", "it is Δ/σ, summed")
 
 
 def delta(epsilon: ArrayLike, mu: ArrayLike) -> Floats:
@@ -156,10 +152,9 @@ def epsilon(delta: ArrayLike, mu: ArrayLike) -> Floats:
     delta, mu = np.broadcast_arrays(
         np.asarray(delta, dtype=np.float64), np.asarray(mu, dtype=np.float64)
     )
-    _require_mu(mu)
     log_target = np.log(delta)
-    answer = np.maximum(mu**2 / 2 - mu * quantile(delta), 0.0)
     enough_at_zero = log_delta(np.zeros_like(mu), mu) + MARGIN <= log_target
+    answer = np.maximum(mu**2 / 2 - mu * quantile(delta), 0.0)
     for _ in range(_STEPS):
         log_now = log_delta(answer, mu)
         a = mu / 2 - answer / np.where(mu > 0, mu, 1.0)

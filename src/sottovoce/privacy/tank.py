@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,8 +29,6 @@ from sottovoce.errors import InputError, TankEmpty
 from sottovoce.privacy.gaussian import Floats
 
 Units: TypeAlias = NDArray[np.int64]
-
-_Number = TypeVar("_Number", np.int64, np.float64)
 
 _FIELDS = ("capacity", "spent", "opened", "debits")
 
@@ -226,7 +224,7 @@ class Tank:
             return self._broadcast(name, np.minimum(np.maximum(counts, -FULL), FULL))
         return self._broadcast(name, np.clip(counts, -FULL, FULL).astype(np.int64))
 
-    def _broadcast(self, name: str, values: NDArray[_Number]) -> NDArray[_Number]:
+    def _broadcast(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return values in this tank's shape: one for all clients or one for each.
 
         Any other shape is refused, since numpy might broadcast it and book too little.
