@@ -2,7 +2,8 @@
 
     SottovoceError
     ├── InputError          what you gave cannot be used; nothing was read or written
-    │   └── PlanError       a key or a value of a plan
+    │   ├── PlanError       a key or a value of a plan
+    │   └── NoSensitivity   a training recipe for which no sensitivity bound is known
     ├── Refusal             what you asked would break a promise, so the answer is no
     │   ├── TankEmpty       the privacy budget has nothing left for this release
     │   ├── PolicyRefusal   the client's own policy does not allow it
@@ -58,6 +59,10 @@ class PlanError(InputError):
     def no_effect(cls, key: str, where: str, remedy: str = "remove it") -> Self:
         """Make the error of a key that changes nothing beside the other ones."""
         return cls(f"{key} has no effect {where}; {remedy}")
+
+
+class NoSensitivity(InputError):
+    """A training recipe for which no sensitivity bound is known."""
 
 
 class Refusal(SottovoceError):

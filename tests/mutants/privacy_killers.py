@@ -21,7 +21,7 @@ from mutants.ledger_killers import LEDGER, chance, folder
 from mutants.run_killers import RUNS
 from sottovoce.client import device, release
 from sottovoce.client.release import Price
-from sottovoce.errors import InputError, TankEmpty
+from sottovoce.errors import InputError, NoSensitivity, TankEmpty
 from sottovoce.models import base
 from sottovoce.models.base import Form
 from sottovoce.privacy import calibration, grid, secure_noise
@@ -72,17 +72,21 @@ def sensitivity_covers_every_recipe():
     """Δ is at least what the theory says of each recipe; what has no bound is refused."""
     for n in (1, 5, 800):
         for steps in (1, 4):
-            record = Recipe(0.5, 3.0, steps=steps)
-            assert record.sensitivity(n) >= 2 * 0.5 * 3.0 / n
-            assert record.releases >= steps  # noise at every step: each is a release
+            for group in (1, 3):
+                part = min(group, n) / n
+                record = Recipe(0.5, 3.0, steps=steps, group=group)
+                assert record.sensitivity(n) >= 2 * 0.5 * 3.0 * part
+                assert record.releases >= steps  # noise at every step: each is a release
+                last = Recipe(0.5, 3.0, steps=steps, group=group, noise_at="last-step")
+                assert last.sensitivity(n) >= 2 * 0.5 * 3.0 * (steps - 1 + part)
         assert Recipe(0.5, 3.0, unit="client").sensitivity(n) >= 2 * 0.5 * 3.0
         assert grid.grid_sensitivity("record", n) >= MOVED
         assert grid.grid_sensitivity("client", n) >= n * MOVED
-    try:
-        Recipe(1.0, float("inf"))
-    except InputError:
-        pass
-    else:
+    for wrong in ({"batch": 32}, {"clip": float("inf")}):
+        try:
+            Recipe(**{"learning_rate": 1.0, "clip": 1.0, **wrong}).sensitivity(100)
+        except NoSensitivity:
+            continue
         raise AssertionError("a recipe without a bound was given one")
     for weights in ((1.0, 1.01), (2.0,), (float("inf"), 1.0), (float("nan"), 1.0)):
         try:
