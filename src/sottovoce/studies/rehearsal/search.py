@@ -1,6 +1,6 @@
 """The search of a rehearsal: which settings are tried in which order, and the trials themselves.
 
-docs/rehearsal.md has the six steps. The plan as given comes first, then the same with η by the
+docs/rehearsal.md has the seven steps. The plan as given comes first, then the same with η by the
 public rule (`choose_learning_rate`). Only the plan's metric on the rows that choose counts, and all
 settings have the same seeds, rows and noise.
 
