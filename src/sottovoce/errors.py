@@ -1,7 +1,7 @@
 """Every exception that sottovoce raises on purpose.
 
     SottovoceError
-    ├── InputError          what you gave cannot be used; nothing was read or written
+    ├── InputError          what you gave cannot be used
     │   ├── PlanError       a key or a value of a plan
     │   └── NoSensitivity   a training recipe for which no sensitivity bound is known
     ├── Refusal             what you asked would break a promise, so the answer is no
@@ -38,7 +38,7 @@ class SottovoceError(Exception):
 
 
 class InputError(SottovoceError, ValueError):
-    """What you gave cannot be used; nothing was read or written."""
+    """What you gave cannot be used: a value, a file of yours, or what they say together."""
 
     @classmethod
     def of(cls, name: str, value: object, bound: str, remedy: str) -> Self:
