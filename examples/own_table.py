@@ -1,7 +1,7 @@
 """Train on your own table: a CSV with one row per person, and a column that says whose it is.
 
-Run it with `python examples/own_table.py`; it takes seconds, and leaves people.csv and the folder
-own-table-run where you are.
+Run it with `python examples/own_table.py`; it takes seconds, and leaves all it makes in the folder
+own-table-example where you are.
 """
 
 import csv
@@ -11,8 +11,10 @@ from pathlib import Path
 from sottovoce import Plan, load, simulate
 
 # A table for the example: use your own file instead.
+folder = Path("own-table-example")
+folder.mkdir(exist_ok=True)
 chance = random.Random(1)
-with Path("people.csv").open("w", newline="", encoding="utf-8") as file:
+with (folder / "people.csv").open("w", newline="", encoding="utf-8") as file:
     rows = csv.writer(file)
     rows.writerow(["hospital", "age", "smoker", "pressure", "ill"])
     for _ in range(4000):
@@ -23,7 +25,7 @@ with Path("people.csv").open("w", newline="", encoding="utf-8") as file:
 
 plan = Plan(
     data={
-        "path": "people.csv",
+        "path": str(folder / "people.csv"),
         "label": "ill",
         "client": "hospital",  # every hospital is a client
         # Public knowledge, not looked up in the rows: bounds of numbers, categories of texts.
@@ -40,10 +42,10 @@ plan = Plan(
     privacy={"epsilon": 4, "delta": 1e-6},
     rounds={"rounds": 60},
 )
-run = simulate(plan, seed=1, out="own-table-run")
+run = simulate(plan, seed=1, out=folder / "run")
 print(f"test accuracy {run.accuracy:.1%} after {run.rounds_used} rounds")
 print(run.guarantee)
 
 # New people: the same columns in any order, without the label.
-Path("new.csv").write_text("age,pressure,smoker\n25,110,no\n88,150,yes\n")
-print(load("own-table-run").predict_table("new.csv"))
+(folder / "new.csv").write_text("age,pressure,smoker\n25,110,no\n88,150,yes\n")
+print(load(folder / "run").predict_table(folder / "new.csv"))
