@@ -21,6 +21,7 @@ import typer.main
 import sottovoce
 from sottovoce import errors
 from sottovoce.cli import commands
+from sottovoce.client.node import _KEYS as NODE_KEYS
 from sottovoce.privacy import gaussian
 from sottovoce.privacy.calibration import capacity, paper_sigma, vault_capacity
 from support import ROOT
@@ -314,6 +315,15 @@ def test_options_name_only_keys_of_a_plan():
     named = re.findall(r"`((?:data|model|local|privacy|rounds|server)\.\w+)`", text)
     assert len(set(named)) > 40
     assert set(named) <= set(plan_keys(schema, schema))
+
+
+def test_the_page_on_deployment_has_every_key_of_a_node_file():
+    text = (ROOT / "docs" / "deploy.md").read_text("utf-8")
+    # The second block is that of the roster, as an operator adds it.
+    blocks = re.findall(r"```toml\n# /srv/ward-3/node\.toml(.*?)```", text, re.DOTALL)
+    keys = {key for names in NODE_KEYS.values() for key in names}
+    assert len(blocks) == 2
+    assert keys - set(re.findall(r"\w+", " ".join(blocks))) == set()
 
 
 def test_the_readme_is_short_and_its_number_is_the_true_one():
