@@ -326,6 +326,29 @@ def test_the_page_on_deployment_has_every_key_of_a_node_file():
     assert keys - set(re.findall(r"\w+", " ".join(blocks))) == set()
 
 
+def list_texts(folder: Path):
+    """All texts in the source below a folder; what an f-string fills in is …"""
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                pieces = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                yield "".join(map(str, pieces))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_page_on_vaults_explains_messages_that_a_vault_has():
+    page = (ROOT / "docs" / "ledger.md").read_text("utf-8")
+    table = page[page.index("| the message says |") :].partition("\n\n")[0]
+    cells = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    assert len(cells) > 30
+    texts = "\n".join(list_texts(ROOT / "src" / "sottovoce" / "client"))
+    for cell in cells:
+        # What stands for a name or a number, and a second wording of the same row, are cut off.
+        for words in re.split(r"`key`|…|\d+|\bN\b|\(.*?\)|, (?=cannot|it is)|(?= is in use)", cell):
+            assert words.strip(" ,`") in texts, cell
+
+
 def test_the_readme_is_short_and_its_number_is_the_true_one():
     """Its Python is a doctest. Opened once, it must fit into two minutes."""
     text = (ROOT / "README.md").read_text("utf-8")
