@@ -151,7 +151,7 @@ class Node:
         return Policy(samples=samples, **{**unnamed, **self.terms})
 
     def read_rows(self) -> Rows:
-        """Read the client's samples. Only the device does."""
+        """Read the client's samples; the server never does."""
         if self.table is not None:
             rows, person = _read_table(self.data, self.table, self.person, self.target)
         else:
