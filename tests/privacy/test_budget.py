@@ -13,12 +13,12 @@ from sottovoce import Plan, simulate
 from sottovoce.client.vault import Policy
 from sottovoce.errors import InputError
 from sottovoce.privacy.budget import (
-    ALWAYS_NOT_COVERED,
     LOUD_NOISE,
     NOT_COVERED,
     Budget,
     Guarantee,
     advise,
+    list_always_not_covered,
     weigh_noise,
 )
 from sottovoce.schedules.calibrate import (
@@ -54,7 +54,7 @@ def test_a_guarantee_names_unit_adjacency_adversary_and_what_is_not_covered(unit
     for word in ("3.5", "1e-06", "replace-one", "server", "Not covered"):
         assert word in guarantee.text
     assert {"record": "one record", "client": "whole dataset"}[unit] in guarantee.text
-    for code in ALWAYS_NOT_COVERED:
+    for code in list_always_not_covered(unit):
         assert NOT_COVERED[code] in guarantee.text
     assert json.loads(json.dumps(guarantee.to_json())) == guarantee.to_json()
 

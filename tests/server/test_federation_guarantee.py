@@ -439,7 +439,34 @@ def test_messages_are_promised_and_their_time_is_not():
         assert "the probability of anything that the content of all messages can show" in text
         assert "server can see" not in text
         assert "the time at which a message leaves" in text.partition(" Not covered: ")[2]
-        assert "with several clients or several times with one" in text
+        twice = "with several clients or several times with one" in text
+        assert twice == (unit == "record")  # else all rows of a person are protected together
+        assert "whose records lie with several clients" in text
+
+
+def test_no_sentence_on_sums_leaves_out_what_it_depends_on():
+    """ε holds while the others follow the protocol; with one ε alone no factor e^ε is promised."""
+    for one_client in (False, True):
+        found = Guarantee(
+            Budget(8, 1e-5),
+            unit="record",
+            calibration="exact",
+            corrupt=2,
+            epsilon_alone=30.4,
+            one_client=one_client,
+        )
+        sentences = found.text.split(". ")
+        named = [one for one in sentences if "(8, 1e-05)" in one or "e^8" in one]
+        assert len(named) == 2
+        for one in named:
+            assert "as long as the rest follow the protocol" in one
+            assert (
+                "30.4"
+                in one.partition("whatever anyone does")[0][-12:]
+                + one.partition("whatever anyone does")[2]
+            )
+        (adversary,) = [one for one in sentences if one.startswith("The adversary")]
+        assert ("sees this client's uploads" in adversary) == one_client
 
 
 @pytest.mark.parametrize(("unit", "delta"), [("record", 0.007), ("client", 0.1)])

@@ -57,12 +57,12 @@ ALWAYS_NOT_COVERED = (
 
 
 def list_always_not_covered(unit: Unit) -> tuple[str, ...]:
-    """Return the codes of what no promise covers; one that protects persons counts them once.
+    """Return the codes of what no promise covers; all rows of a person may be protected at once.
 
     >>> [code for code in list_always_not_covered("person") if "person" in code]
     ['same-person-elsewhere']
     """
-    if unit != "person":
+    if unit not in LARGER_UNITS:
         return ALWAYS_NOT_COVERED
     return tuple(code.replace("person-twice", "person-elsewhere") for code in ALWAYS_NOT_COVERED)
 
@@ -253,6 +253,8 @@ class Guarantee:
         if unknown := sorted(set(self.not_covered) - NOT_COVERED.keys()):
             remedy = "see sottovoce.privacy.budget"
             raise InputError.of("not_covered", unknown[0], "a code of NOT_COVERED", remedy)
+        if self.not_covered == ALWAYS_NOT_COVERED:
+            object.__setattr__(self, "not_covered", list_always_not_covered(self.unit))
 
     @property
     def text(self) -> str:
@@ -282,20 +284,26 @@ class Guarantee:
         verb, changes = ("would be", "would change") if self.conditions else ("are", "changes")
         conditions = f", {', and '.join(self.conditions)}" if self.conditions else ""
         against, view = "", "sees every upload of every round, knows who sent it"
+        factor = f"e^{epsilon}"
         if self.epsilon_alone is not None:
             with_whom = f" together with up to {self.corrupt} of the other clients"
+            alone = format_claim(self.epsilon_alone)
             against = (
                 f" against the server{with_whom if self.corrupt else ''}, as long as the rest "
                 "follow the protocol; and whatever anyone does, "
-                f"({format_claim(self.epsilon_alone)}, {delta})-differentially private"
+                f"({alone}, {delta})-differentially private"
             )
+            factor += f" as long as the rest follow the protocol, e^{alone} whatever anyone does"
             view = "learns the sum of each round's uploads, knows who took part"
+            if self.one_client:  # whose vault may answer runs of both kinds
+                view = "sees this client's uploads or learns only sums of them and others', "
+                view += "knows who took part"
         return (
             f"{self._whose} {verb} ({epsilon}, {delta})-differentially private for "
             f"{subject}{against}{conditions}. {loosest}"
             f"That is: with {subject}{any_one} being replaced by any other, the probability of "
             f"anything that the content of all messages can show {changes} by at most a factor "
-            f"e^{epsilon}, up to an additional {delta} (adjacency: replace-one). "
+            f"{factor}, up to an additional {delta} (adjacency: replace-one). "
             f"The adversary is the server, which {view}, and may choose the models it sends. "
             f"{method}. {describe_evaluation(self.not_covered)} Not covered: {uncovered}."
         )
