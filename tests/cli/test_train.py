@@ -105,7 +105,7 @@ def test_a_refusal_says_nothing_of_the_run_before(tmp_path):
     write_table(tmp_path, label="YES")
     done = sottovoce("train", "plan.toml", "--out", "run", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    hint = "row 1 ('YES') (did you mean 'yes'? upper and lower case differ); correct them"
+    hint = "row 1 ('YES') (did you mean 'yes'? upper and lower case differ); correct or remove"
     assert hint in done.stderr
     write_table(tmp_path)
     done = sottovoce(
@@ -114,6 +114,19 @@ def test_a_refusal_says_nothing_of_the_run_before(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     done = sottovoce("train", "plan.toml", "--out", "run", "--seed", 1, cwd=tmp_path)
     assert done.stdout.splitlines()[0] == SIMULATED
+
+
+@pytest.mark.parametrize("option", [("--out", "taken"), ("--log", "paper")])
+def test_a_bad_option_is_refused_before_a_table_is_read(tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes.txt").write_text("mine")
+    (tmp_path / "plan.toml").write_text('[data]\npath = "none.csv"\nlabel = "y"\ninfer = true\n')
+    done = sottovoce("train", "plan.toml", *option)
+    assert done.returncode == 2
+    assert option[0].strip("-") in done.stderr
+    assert "none.csv" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.toml", "taken"]
 
 
 def test_a_large_table_is_announced(tmp_path, monkeypatch):

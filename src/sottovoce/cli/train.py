@@ -58,9 +58,6 @@ def train(
     if seed is not None:
         seeds.refuse_seed(plan.noise, seed)
         seeds.check_seed(seed)
-    if plan.data.path is not None and not resume:
-        progress.announce_reading(plan.data.path, quiet=quiet)
-        progress.print_findings(plan, path)
     folder = out if out is not None else progress.name_new_folder(plan)
     if resume:
         record = checkpoint.load(folder)[2]
@@ -68,6 +65,9 @@ def train(
     else:
         require_empty(folder)
     trackers = [Tracker(name, plan.to_dict(), folder) for name in log]
+    if plan.data.path is not None and not resume:
+        progress.announce_reading(plan.data.path, quiet=quiet)
+        progress.print_findings(plan, path)
 
     if not resume or str(record.get("ran_on")).startswith(f"{CPU_DEVICES} × "):
         _divide_processor(plan)
