@@ -68,7 +68,11 @@ MALFORMED = [
     ("[data]\nname = 'digits\n", "line 2"),
     ("[data]\nclients = 1 0", "line 2"),
     ("[data]\nclients = 010", "line 2"),
-    ("[data]\n[data]", "line 2"),
+    ("[data]\n[data]", "[data] is there twice (at line 2, column 6)"),
+    (
+        "a = 1\x00",
+        "not valid TOML: Expected newline or end of document after a statement (at line 1",
+    ),
     ("\x00", "line 1"),
     ("{}", "line 1"),
     ("x = " + "[" * 5000, "nested too deeply"),
@@ -91,6 +95,9 @@ MALFORMED = [
     ("[privcy]\nepsilon = 8", "unknown key privcy; did you mean privacy?"),
     ("nois = 'simulated'", "unknown key nois; did you mean noise?"),
     ("[quantum]\nx = 1", "unknown key quantum; the sections and keys of a plan are schema, noise"),
+    ("metrc = 'auroc'", "unknown key metrc; did you mean metric?"),
+    ("[server]\nmetric = 'auroc'", "unknown key server.metric; metric belongs to the top of the"),
+    ("parts = 'x'", "parts must be a list of texts, got 'x'"),
     ('[data]\n"a\\nb" = 1', "unknown key data.'a\\nb'"),
     (f"[data]\n{'k' * 500} = 1", "kkk..."),
     ('[data]\n"" = 1', "unknown key data.''; the keys of [data]"),
@@ -135,7 +142,7 @@ MALFORMED = [
     ("[model]\nlenses = 'pca'", "unknown key model.lenses"),
     ("[server]\nloss_bound = 3", "server.loss_bound has no effect with server.signal = public"),
     ("[data]\nname = 'census'", "data.name must be digits, mnist, cifar10, acs, adult, ipums or"),
-    ("[data]\nsplit = 'column'", "data.split must be iid, labels, sizes or dirichlet"),
+    ("[data]\nsplit = 'column'", "data.split must be iid, labels, sizes, dirichlet or order with"),
     ("[local]\nclip = 'mean'", "local.clip must be"),
     ("[local]\nsteps = 2\n[privacy]\ncalibration = 'paper'", "local.steps must be 1 with privacy"),
     ("[server]\nweights = 'presision'", "did you mean precision?"),
@@ -219,6 +226,7 @@ MALFORMED = [
     (f"[data]\nname = {{x = {HUGE}}}", "data.name is a number of more than 64 bits"),
     (f"noise = {HUGE}", "noise is a number of more than 64 bits"),
     ("[data]\nsamples = 0", "data.samples must be"),
+    ("[data]\nrows_per_person = 10001", "a whole number from 1 to 10000, got 10001"),
     (
         "[data]\npath = 'a.csv'\nlabel = 'y'\ninfer = true\nvalidation = 0",
         "data.validation must be ≥ 1, a part or a file",
@@ -411,6 +419,12 @@ def test_the_template_explains_every_key_and_loads_to_the_embedded_plan() -> Non
         section = switch.partition(".")[0]
         chosen = getattr(Plan.load(None, [switch]), section)
         assert f"# {key} = {getattr(chosen, key)}" in lines
+
+
+def test_every_key_at_the_top_of_a_plan_is_known_to_the_error_of_an_unknown_key() -> None:
+    listed = refusal_of("[quantum]\nx = 1").partition(" are ")[2].replace(" and ", ", ")
+    keys = [field.alias or key for key, field in Plan.model_fields.items()]
+    assert listed.split(", ") == keys
 
 
 def test_plans_cannot_be_changed() -> None:

@@ -115,7 +115,8 @@ def describe_schema(schema: Schema) -> str:
 
     >>> describe_schema({"type": "integer", "minimum": 1, "maximum": 9})
     'a whole number from 1 to 9'
-    >>> describe_schema({"anyOf": [{"type": "number"}, {"type": "array"}, {"type": "null"}]})
+    >>> numbers = {"type": "array", "items": {"type": "number"}}
+    >>> describe_schema({"anyOf": [{"type": "number"}, numbers, {"type": "null"}]})
     'a number or a list of such'
     >>> describe_schema({"enum": ["svm", "mlp", "cnn"]})
     'svm, mlp or cnn'
@@ -123,14 +124,16 @@ def describe_schema(schema: Schema) -> str:
     if "anyOf" in schema:
         kinds = [kind for kind in schema["anyOf"] if kind.get("type") != "null"]
         text = " or ".join(describe_schema(kind) for kind in kinds)
-        has_number = any(kind.get("type") in ("number", "integer") for kind in kinds)
-        return text if has_number else text.replace("a list of such", "a list of numbers")
+        if any(kind.get("type") in ("number", "integer") for kind in kinds):
+            text = text.replace("a list of numbers", "a list of such")
+        return text
     if "const" in schema or "enum" in schema:
         return join_names(schema.get("enum", [schema.get("const")]), "or")
+    items = schema.get("items", {}).get("type")
     noun = {
         "integer": "a whole number",
         "number": "a number",
-        "array": "a list of such",
+        "array": "a list of texts" if items == "string" else "a list of numbers",
         "string": "text",
         "boolean": "true or false",
         "object": "a table of lists",
@@ -195,10 +198,12 @@ def parse_toml(text: str, source: str = "the plan") -> dict[str, Any]:
     except RecursionError:
         raise PlanError(f"{source} is not a plan: its values are nested too deeply") from None
     except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
-        why = str(error).replace("end of document", f"line {len(text.splitlines())}, the end")
+        end = f"(at line {len(text.splitlines())}, the end)"
+        why = str(error).replace("(at end of document)", end)
         if not isinstance(error, tomllib.TOMLDecodeError):
             why = "it has a number or a date that is too large to be one"
         why = re.sub(r"\s+", " ", why)
+        why = re.sub(r"Cannot declare \('(.*)',\) twice", r"[\1] is there twice", why)
         if at := re.fullmatch(r"Cannot overwrite a value (\(at line (\d+).*)", why):
             key, sign, _ = text.splitlines()[int(at[2]) - 1].partition("=")
             why = f"{_quote_odd(key.strip())} has a value already {at[1]}" if sign else why
@@ -449,7 +454,7 @@ def _make_schema(table: type[Section]) -> dict[str, Any]:
 
 def _list_keys() -> dict[str, list[str]]:
     tables = {title: list(table.model_fields) for title, table in TABLES.items()}
-    return {"": ["schema", "noise", "rehearsed", *tables]} | tables
+    return {"": ["schema", "noise", "metric", "rehearsed", "parts", *tables]} | tables
 
 
 def _to_plain(value: Any, title: str, key: str) -> Any:

@@ -148,6 +148,9 @@ Rows: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=10**9), BeforeValid
 RowsOrZero: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, le=10**9), BeforeValidator(to_whole)
 ]
+PersonRows: TypeAlias = Annotated[
+    int, Field(strict=True, ge=1, le=MOST_ROWS_PER_PERSON), BeforeValidator(to_whole)
+]
 
 # Keys that apply only with data.path.
 TABLE_KEYS = ("label", "client", "person", "text", "columns", "infer", "missing", "evaluation")
@@ -213,7 +216,7 @@ class Data(Section):
     person: str | None = optional(
         "the column of person ids: a person is never both trained on and tested on", "patient_id"
     )
-    rows_per_person: Annotated[Whole, Field(le=MOST_ROWS_PER_PERSON)] | None = optional(
+    rows_per_person: PersonRows | None = optional(
         "the most rows of a person that are trained on, public (unit = person; else 8)",
         ROWS_PER_PERSON,
     )
@@ -297,8 +300,8 @@ class Data(Section):
         clients = self.clients or 0
         if self.split == "column":
             raise PlanError(
-                f"data.split must be iid, labels, sizes or dirichlet with data.name = {self.name}, "
-                "got 'column'; a client column is for tables, which data.path names"
+                "data.split must be iid, labels, sizes, dirichlet or order with data.name = "
+                f"{self.name}, got 'column'; a client column is for tables, which data.path names"
             )
         if test == 0 and facts.own_test == 0:
             remedy = f"{self.name} comes without a test set of its own"
