@@ -2,8 +2,10 @@
 
 import json
 import re
+import warnings
 
 import numpy as np
+import polars as pl
 import pytest
 from typer.testing import CliRunner
 
@@ -276,6 +278,56 @@ def test_labels_that_differ_in_case_only_are_said_where_all_are_listed(tmp_path)
     specs = {"age": SPECS["age"], "ill": ("no", "No", "yes")}
     texts = [text for _, _, text in check_table(Source(path, "ill", columns=specs)).findings]
     assert any(text.startswith("the labels No, no differ in upper and lower") for text in texts)
+
+
+def test_evaluation_files_of_one_name_are_both_checked(folder):
+    for year, rows in (("2019", 300), ("2020", 200)):
+        (folder / year).mkdir()
+        write_csv(folder / year / "rows.csv", make_rows()[:rows])
+    files = 'validation = "2019/rows.csv"\ntest = "2020/rows.csv"\n[data.columns]'
+    (folder / "plan.toml").write_text(PLAN.replace("[data.columns]", files))
+    found = check_plan(Plan.load(folder / "plan.toml"))
+    assert found.evaluation == {"rows.csv": 300, str(folder / "2020" / "rows.csv"): 200}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('client = "site"', "clients = 900", "must leave 900 rows or more for data.clients = 900"),
+        ('client = "site"', "clients = 3\nsamples = 300", "data.samples must be at most 720"),
+        (
+            'client = "site"',
+            'clients = 30\nsamples = 20\nsplit = "labels"\nlabels_per_client = 2',
+            "runs out, its clients need",
+        ),
+        ('client = "site"', 'client = "site"\nvalidation = 898', "at most the 897 that clients"),
+        (
+            'client = "site"',
+            'client = "gap"',
+            "gap: rows that name no client: 2, the first is row 4",
+        ),
+        ('client = "site"', 'person = "gap"', "gap: rows that name no person: 2, the first is row"),
+    ],
+)
+def test_the_check_refuses_rows_that_training_cannot_deal(folder, before, after, said):
+    rows = [row | {"gap": "" if i in (3, 8) else str(i % 9)} for i, row in enumerate(make_rows())]
+    write_csv(folder / "people.csv", rows)
+    (folder / "plan.toml").write_text(PLAN.replace(before, after))
+    checked, trained = run("check", "plan.toml"), run("train", "plan.toml", "--out", "run")
+    assert checked.exit_code == 2, checked.output
+    assert said in checked.output
+    assert said in str(trained.exception)
+    with pytest.raises(SottovoceError):
+        build(Plan.load(folder / "plan.toml"), seed=1)
+    assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, 10**18])
+def test_large_numbers_that_are_all_but_equal_are_checked(tmp_path, value):
+    rows = {"n": pl.Series([value] * 60, dtype=pl.UInt64), "age": range(60), "ill": ["y", "n"] * 30}
+    pl.DataFrame(rows).write_parquet(tmp_path / "a.parquet")
+    found = check_table(Source(tmp_path / "a.parquet", "ill", infer=True))
+    assert any(column == "n" and "same value" in text for _, column, text in found.findings)
 
 
 def test_few_test_rows_are_said_with_their_standard_error(folder):
@@ -689,6 +741,30 @@ def test_a_draft_says_which_columns_are_no_features(folder):
         "ill": "= [TEXT, TEXT]",
     }.items():
         assert re.search(rf"^# {column} {re.escape(words)}", text, re.MULTILINE), column
+
+
+def test_columns_of_bytes_and_lists_are_left_out_of_draft_and_check(folder):
+    rows = pl.DataFrame(make_rows()).with_columns(pl.col("bmi").replace("", "25").cast(float))
+    ids = [bytes([255, i % 200]) for i in range(ROWS)]  # no UTF-8
+    tags = pl.Series([["a", "b"]] * ROWS)
+    rows.with_columns(patient_id=pl.Series(ids), tags=tags).write_parquet("people.parquet")
+    assert run("init", "--from", "people.parquet", "draft.toml").exit_code == 0
+    text = (folder / "draft.toml").read_text()
+    for column in ("patient_id", "tags"):
+        assert f"# {column} is left out: it has lists or bytes; save it as" in text
+    (folder / "plan.toml").write_text(PLAN.replace("people.csv", "people.parquet"))
+    done = run("check", "plan.toml")
+    assert done.exit_code == 0, done.output
+    assert "people.parquet: 900 rows, 3 clients" in done.output
+
+
+def test_numbers_that_are_infinite_are_drafted_without_a_warning_of_numpy(tmp_path):
+    pl.DataFrame({"dose": [1.0, float("inf"), *range(98)], "ill": ["y", "n"] * 50}).write_parquet(
+        tmp_path / "a.parquet"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tables.guess_kinds(tmp_path / "a.parquet") == {"dose": "number", "ill": "text"}
 
 
 def test_a_draft_has_the_lines_of_a_label_that_is_a_measurement(folder):

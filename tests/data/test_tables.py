@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 
 from sottovoce import Plan, load, reports, resume, simulate, simulate_many
 from sottovoce.data import tables as scanning
-from sottovoce.data.tables import Layout, Source, Table, read_rows, read_table, split_by_column
+from sottovoce.data.tables import (
+    Layout,
+    Source,
+    Table,
+    guess_kinds,
+    read_rows,
+    read_samples,
+    read_table,
+    split_by_column,
+)
 from sottovoce.errors import DataError, InputError, PlanError, SottovoceError
 from sottovoce.server.federation import build
 from support.command_line import run_command as sottovoce
@@ -70,7 +79,7 @@ MALFORMED_PLANS: list[tuple[dict[str, Any], str]] = [
     ({"columns": {"age": [0, 1]}}, "data.columns has no effect without data.path"),
     ({"validation": 0.1}, "data.validation must be a whole number with data.name = digits"),
     ({"test": "t.csv"}, "data.test must be a whole number with data.name = digits"),
-    ({"split": "column"}, "data.split must be iid, labels, sizes or dirichlet"),
+    ({"split": "column"}, "data.split must be iid, labels, sizes, dirichlet or order with"),
     (GOOD | {"name": "digits"}, "data.name has no effect beside data.path"),
     (GOOD | {"name": "arrays"}, "remove one of the two"),
     (GOOD | {"path": 3}, "data.path must be text, got 3"),
@@ -180,6 +189,9 @@ MALFORMED_TABLES: list[tuple[bytes, str]] = [
     (b"age,sex,rich\n1,f,maybe\n", "has the label 'maybe' in column 'rich'; it must be one of"),
     (b"age,sex,rich\n1,f,No\n", "has the label 'No'"),
     (b"age,sex,rich\n1,f,no\n2,m,yes\n", "data.validation and data.test must leave 10 rows"),
+    (b"age,sex,rich\r1,f,no\r2,m,yes\r", "has the line ends of old Macintoshes; save it as CSV"),
+    (b'age,sex,rich\n1,"f" or m,no\n2,m,yes\n', "a quote stands within a text or is not closed"),
+    (b'age,sex,rich\n1,f,no\n2,"m,yes\n', "a quote stands within a text or is not closed"),
 ]  # fmt: skip
 
 
@@ -400,6 +412,32 @@ def test_parquet_types(tmp_path: Path) -> None:
     read = read_table(source(tmp_path / "p.parquet", columns=columns))
     assert read.x.tolist() == [[1, 1, 0], [-1, 0, 0], [0, 0, 1]]
     assert read.y.tolist() == [1, 0, 1]
+
+
+def test_a_label_is_shown_as_it_is_compared_with_the_classes(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    pl.DataFrame({"age": [50.0, 60.0], "rich": [True, False]}).write_parquet(path)
+    with pytest.raises(DataError, match="the label 'true' in column"):
+        read_table(source(path, columns={"age": (0.0, 100.0), "rich": ("no", "yes")}))
+    listed = source(path, columns={"age": (0.0, 100.0), "rich": ("false", "true")})
+    assert read_table(listed).y.tolist() == [1, 0]
+
+
+def test_columns_without_a_name_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "people.csv").write_text("age,sex,rich,,\n1,f,no,7,\n2,m,yes,8,\n")
+    assert list(guess_kinds(tmp_path / "people.csv")) == ["age", "sex", "rich", ""]
+    read = read_table(Source(tmp_path / "people.csv", "rich", infer=True))
+    assert list(read.layout.columns) == ["age", "sex"]
+
+
+def test_a_separator_in_the_quotes_of_a_header_is_none(tmp_path: Path) -> None:
+    (tmp_path / "people.csv").write_text('"weight, kg";rich\n1,5;no\n')
+    assert list(guess_kinds(tmp_path / "people.csv")) == ["weight, kg", "rich"]
+
+
+def test_a_csv_to_predict_with_a_byte_order_mark_keeps_its_first_row(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes("\ufeff1,2\n3,4\n".encode())
+    assert read_samples(tmp_path / "rows.csv").tolist() == [[1, 2], [3, 4]]
 
 
 def test_columns_that_are_always_the_same(tmp_path: Path) -> None:

@@ -114,6 +114,10 @@ class Report:
         """Add an error."""
         self.findings.append(("error", column, f"{column}: {text}" if column else text))
 
+    def name_evaluation(self, file: str | Path) -> str:
+        """Return the name of a file of evaluation rows, or its path where that name is taken."""
+        return str(file) if Path(file).name in self.evaluation else Path(file).name
+
     def add_evaluation(self, other: Report) -> None:
         """Add the findings about a file of evaluation rows, whose name each of them begins with."""
         self.evaluation[other.file] = other.rows
@@ -130,12 +134,18 @@ def check_plan(plan: Plan) -> Report:
     if data.path is None:
         remedy = f"name a plan with one; {data.name} needs no check"
         raise InputError.of("data.path", None, "your own table or arrays", remedy)
+    from sottovoce.data.federated import deal_arrays, deal_classes, read_arrays
+
     if not data.is_array_file:
         source = Source(**data.table(), target=plan.regression)
         is_split = not isinstance(data.test, str)
-        return _judge_plan(check_table(source, plan.rows_per_person, is_split=is_split), plan)
-    from sottovoce.data.federated import deal_arrays, read_arrays
-
+        report = check_table(source, plan.rows_per_person, is_split=is_split)
+        if not report.errors and data.person is None:  # a person's rows are counted nowhere
+            try:
+                deal_classes(plan, *_list_rows(report))
+            except SottovoceError as error:
+                report.fail(str(error))
+        return _judge_plan(report, plan)
     given, target = read_arrays(plan), plan.regression
     how: Any = {"target": target, "classes": given.classes}
     (x, y), owner = cast(Any, given.train), given.client
@@ -144,13 +154,27 @@ def check_plan(plan: Plan) -> Report:
     report = check_arrays(name, x, y, owner, **how, has_weights=weighed, counted=counted)
     for file, pair in zip(files, (given.validation, given.test), strict=True):
         if pair is not None:
-            report.add_evaluation(check_arrays(Path(str(file)).name, *cast(Any, pair), **how))
+            shown = report.name_evaluation(str(file))
+            report.add_evaluation(check_arrays(shown, *cast(Any, pair), **how))
     if not report.errors:  # as training does
         try:
             deal_arrays(plan, given, seed=0, prefix="data.")
         except SottovoceError as error:
             report.fail(str(error))
     return _judge_plan(report, plan)
+
+
+def _list_rows(report: Report) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the class and the client of as many rows as were counted, in another order."""
+    clients = tables.sort_texts(report.clients)
+    classes = [*sum(report.labels.values(), Counter())] or [""]  # a number to predict has none
+    counts = np.array(
+        [[report.labels[c][y] if y else report.clients[c] for y in classes] for c in clients]
+    )
+    client, label = np.indices(counts.shape).reshape(2, -1)
+    return np.repeat(label, counts.reshape(-1)), np.repeat(client, counts.reshape(-1)).astype(
+        np.int32
+    )
 
 
 def _judge_plan(report: Report, plan: Plan) -> Report:
@@ -166,7 +190,9 @@ def _judge_plan(report: Report, plan: Plan) -> Report:
             f"data.clients must be {clients}, the clients of column {plan.data.client}, got "
             f"{plan.data.clients}; leave it out, it follows from the table"
         )
-    rows = report.evaluation.get(Path(test).name, 0) if isinstance(test, str) else test or 0
+    rows = test or 0
+    if isinstance(test, str):
+        rows = report.evaluation.get(test, report.evaluation.get(Path(test).name, 0))
     tested = round(rows * report.rows) if isinstance(rows, float) else rows
     if 0 < tested < LEAST_TESTED and not report.errors:
         report.warn(
@@ -199,9 +225,13 @@ def check_table(source: Source, rows_per_person: int = 0, *, is_split: bool = Fa
     if not _check_ragged_rows(opened.path, report):
         return report
     layout = tables.make_layout(opened, source)
-    reader = _TableReader(report, layout, source.client)
+    reader = _TableReader(report, layout, source.client, source.person)
     used = {layout.label, source.client, *layout.columns} - {*layout.inferred}
-    reader.ids = [name for name in opened.schema if name not in used and looks_like_id(name)]
+    reader.ids = [
+        name
+        for name, kind in opened.schema.items()
+        if name not in used and looks_like_id(name) and tables.has_cells_to_read(kind)
+    ]
     if source.person is not None:
         reader.ids = [source.person]
     wanted = [name for name, kind in opened.schema.items() if name and not kind.is_nested()]
@@ -216,13 +246,14 @@ def check_table(source: Source, rows_per_person: int = 0, *, is_split: bool = Fa
                 f"{column[:30]!a} = [] in data.columns, or name it in data.person or data.client",
                 column,
             )
-    for file in (source.validation, source.test):
-        if file is None or Path(file).name in report.evaluation:
+    for file in dict.fromkeys((source.validation, source.test)):
+        if file is None:
             continue
-        other = Report(Path(file).name)
+        other = Report(report.name_evaluation(file))
         if _check_ragged_rows(Path(file), other):
-            public, scan = _TableReader(other, layout, None), tables.open_table(file)
-            public.ids = [name for name in reader.ids if name in scan.schema]
+            public, scan = _TableReader(other, layout), tables.open_table(file)
+            kinds_there = {c: kind for c, kind in scan.schema.items() if c in reader.ids}
+            public.ids = [c for c, kind in kinds_there.items() if tables.has_cells_to_read(kind)]
             public.read(scan, [layout.label, *layout.columns, *public.ids])
             public.conclude()
             public.judge_shared_ids(reader)
@@ -251,8 +282,13 @@ def _check_ragged_rows(path: Path, report: Report) -> bool:
 class _TableReader:
     """Counts over the batches of a table."""
 
-    def __init__(self, report: Report, layout: Layout, client: str | None) -> None:
+    def __init__(
+        self, report: Report, layout: Layout, client: str | None = None, person: str | None = None
+    ) -> None:
         self.report, self.layout, self.client, self.ids = report, layout, client, list[str]()
+        named = {"client": client, "person": person}
+        self.roles = {role: column for role, column in named.items() if column is not None}
+        self.unnamed = Counter[str]()  # rows without a client, or without a person
         self.values: dict[str, set[str]] = defaultdict(set)  # a few texts of each column
         self.ranges: dict[str, tuple[float, float]] = {}  # of numbers
         self.bins: dict[str, NDArray[Any]] = defaultdict(lambda: np.zeros(BINS, np.int64))
@@ -279,6 +315,10 @@ class _TableReader:
         names = pl.Series("client", [""] * len(batch))
         if self.client is not None:
             names = tables.as_text(batch[self.client]).fill_null("(none)").alias("client")
+        for role, column in self.roles.items():
+            if (empty := tables.as_text(batch[column]).is_null()).any():
+                self.first.setdefault(role, (report.rows + int(empty.arg_max() or 0) + 1, ""))
+                self.unnamed[role] += int(empty.sum())
         for column, spec in report.specs.items():
             cells = batch[column]
             for kind, mask in _mark_cells(cells, spec).items():
@@ -288,14 +328,17 @@ class _TableReader:
                     self.others[column] += Counter(dict(others.iter_rows()))
                 if mask.any():
                     row = int(mask.arg_max() or 0)
-                    found = report.rows + row + 1, str(cells[row])[:40]
+                    found = report.rows + row + 1, str(tables.as_text(cells[row : row + 1])[0])[:40]
                     self.first.setdefault(f"{kind}:{column}", found)
             if is_bounds(spec):
                 low, high = self.ranges.get(column, (np.inf, -np.inf))
                 numbers = tables.as_number(cells).drop_nulls().to_numpy()
                 self.ranges[column] = numbers.min(initial=low), numbers.max(initial=high)
-                bounds: Any = spec
-                self.bins[column] += np.histogram(np.clip(numbers, *bounds), BINS, bounds)[0]
+                lowest, highest = cast(tuple[float, float], spec)
+                if highest > lowest:  # the inferred bounds of a column may be one number
+                    place = (numbers.clip(lowest, highest) - lowest) / (highest - lowest) * BINS
+                    bins = place.astype(np.int64).clip(max=BINS - 1)
+                    self.bins[column] += np.bincount(bins, minlength=BINS)
             if len(self.values[column]) <= SHOWN:
                 texts = tables.as_text(cells).drop_nulls().unique().head(SHOWN + 1)
                 self.values[column].update(texts.to_list())
@@ -336,6 +379,12 @@ class _TableReader:
                 self._warn_of(column, "missing", _show_spec(spec))
             if len(self.values[column]) <= 1:
                 report.warn("all rows have the same value; it can be left out", column)
+        for role, count in self.unnamed.items():
+            report.fail(
+                f"rows that name no {role}: {count:,}, the first is row {self.first[role][0]}; "
+                "every row belongs to one",
+                self.roles[role],
+            )
         target = self.layout.target
         if target is not None:
             self._judge_values(label, (target.low, target.high))
@@ -351,7 +400,7 @@ class _TableReader:
                 shown = "the cell is empty" if kind == "missing" else f"{cell!a}"
                 report.fail(
                     f"rows with {words}: {count:,}, the first is row {row} ({shown}){hint}; "
-                    "correct them, remove them" + (LABEL_REMEDY if kind == "unknown" else ""),
+                    "correct or remove them" + (LABEL_REMEDY if kind == "unknown" else ""),
                     label,
                 )
 

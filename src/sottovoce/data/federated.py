@@ -552,6 +552,15 @@ def _deal_samples(
     )
 
 
+def deal_classes(plan: Plan, labels: NDArray[Any], owner: NDArray[np.int32]) -> None:
+    """Deal rows of these classes and clients as the plan says; refuse them where that cannot be."""
+    row = Samples(np.zeros((1, 1), np.float32), np.zeros(1, np.int32))  # of another file
+    files = [row if isinstance(getattr(plan.data, key), str) else None for key in PUBLIC_SETS]
+    train = Samples(np.zeros((len(labels), 1), np.float32), labels)
+    named = None if plan.data.client is None else owner
+    _deal_samples(plan, 0, train, (1,), Classes(0), *files, named)
+
+
 def _number_persons(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first row of each person, and the number of each row's person, from 0."""
     _, first, person = np.unique(ids, return_index=True, return_inverse=True)

@@ -65,7 +65,7 @@ def _read_npz(path: Path) -> Any:
 
 
 def _read_csv(path: Path) -> Any:
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         lines = [row for row in csv.reader(file) if row]
     if lines and not _are_numbers(lines[0]):
         lines = lines[1:]
@@ -147,7 +147,9 @@ def _take_fraction(
 
 
 Missing: TypeAlias = Literal["middle", "flag"]  # what becomes of a number that is missing
-Kind: TypeAlias = Literal["number", "code", "text", "id", "date", "prose", "levels", "mixed"]
+Kind: TypeAlias = Literal[
+    "number", "code", "text", "id", "date", "prose", "levels", "mixed", "unreadable"
+]
 
 #: Why the draft of a plan leaves a column out, by its kind.
 LEFT_OUT: dict[str, str] = {
@@ -156,6 +158,7 @@ LEFT_OUT: dict[str, str] = {
     "prose": 'it looks like free text; text = "{}" above and features = "wordllama" below use it',
     "mixed": "it has mostly numbers; empty the cells that are none, such as NA, and draft again",
     "levels": "it has very many different texts; group them into a few categories first",
+    "unreadable": "it has lists or bytes; save it as numbers or texts",
 }
 MOST_LEVELS = 50  # different texts among the first rows, above which a column is no category
 LONG_TEXT = 40  # characters, on average, above which a text is prose
@@ -200,8 +203,7 @@ class Scan:
         if column not in self.schema:
             hint = self.suggest_column(column)
             raise PlanError(f"{key} {column[:60]!a} is no column of {name}; {hint}")
-        kind = self.schema[column]
-        if kind.is_temporal() or kind.is_nested() or str(kind) in ("Binary", "Object"):
+        if not has_cells_to_read(kind := self.schema[column]):
             raise PlanError(
                 f"{key} {column[:60]!a} of {name} holds {str(kind)[:40]}, which is neither number "
                 "nor text; save it as one of them or leave it out"
@@ -215,6 +217,11 @@ class Scan:
         return f"did you mean {folded[near[0]][:60]!a}?" if near else listed
 
 
+def has_cells_to_read(kind: pl.DataType) -> bool:
+    """Return whether the cells of a column of this type are numbers or texts."""
+    return not (kind.is_temporal() or kind.is_nested() or str(kind) in ("Binary", "Object"))
+
+
 def _shorten(names: Iterable[str], most: int = 5) -> str:
     listed = [f"{name[:30]!a}" for name in names]
     return ", ".join(listed[:most]) + (", …" if len(listed) > most else "")
@@ -225,15 +232,18 @@ def open_table(path: str | Path, key: str = "data.path") -> Scan:
     import polars as pl
 
     path = Path(path)
-    head = _read_first_bytes(path, key)
+    head, names = _read_first_bytes(path, key), list[str]()
     if path.suffix.lower() == ".csv":
         separator = _find_separator(head)
-        _check_header(path, head, separator)
+        names = _read_header(path, head, separator)
         frame = pl.scan_csv(path, infer_schema=False, glob=False, separator=separator)
     else:
         frame = pl.scan_parquet(path, glob=False)
     with translate_errors(path):
         schema = dict(frame.collect_schema())
+    for name, column in zip(names, [*schema], strict=False):
+        if column and not name:  # polars names further columns that have no name; they are not read
+            del schema[column]
     if not schema:
         raise DataError(f"{path.name} has no columns; save it with a header")
     return Scan(path, frame, schema)
@@ -248,10 +258,8 @@ def guess_kinds(path: str | Path) -> dict[str, Kind]:
 
 
 def _guess_kind(column: str, cells: pl.Series) -> Kind:
-    if cells.dtype.is_nested():
-        return "prose"
-    if cells.dtype.is_temporal():
-        return "date"
+    if not has_cells_to_read(cells.dtype):
+        return "date" if cells.dtype.is_temporal() else "unreadable"
     texts = as_text(cells).drop_nulls()
     if not len(texts):
         return "text"
@@ -282,7 +290,7 @@ def _are_running(numbers: pl.Series) -> bool:
     [True, False, False]
     """
     values = numbers.to_numpy()
-    if len(values) <= MOST_NUMBERS or (values % 1 != 0).any():
+    if len(values) <= MOST_NUMBERS or not np.isfinite(values).all() or (values % 1 != 0).any():
         return False
     steps = np.diff(values)
     return bool(steps.min() > 0 and steps.mean() <= 2)
@@ -356,6 +364,8 @@ def translate_errors(path: Path) -> Iterator[None]:
                 f"row {found.longer[0]} of {path.name} has more than {found.cells} cells; "
                 "correct it (a text with a separator needs quotes)"
             ) from None
+        if re.match("CSV malformed|could not parse", why):  # a CSV is read as texts
+            why = 'a quote stands within a text or is not closed; write 5" as "5""" (in quotes)'
         kind = "Parquet" if path.suffix.lower() == ".parquet" else "CSV in UTF-8"
         raise DataError(f"{path.name} cannot be read as {kind}: {ascii(why[:120])[1:-1]}") from None
     except OSError as error:
@@ -405,14 +415,21 @@ def _find_separator(head: bytes) -> str:
 
     >>> [_find_separator(head) for head in (b"a,b;c\\n1,2", b"a;b\\n1,5;2", b"a\\n1;2")]
     [',', ';', ',']
+    >>> _find_separator(b'"weight, kg";age\n70;31')
+    ';'
     """
-    line = head.splitlines()[0]
+    line = re.sub(rb'"[^"]*"', b"", head.splitlines()[0])
     others = [mark for mark in (";", "\t", "|") if mark.encode() in line]
     return "," if b"," in line or not others else others[0]
 
 
-def _check_header(path: Path, head: bytes, separator: str) -> None:
+def _read_header(path: Path, head: bytes, separator: str) -> list[str]:
+    """Return the names in the first line of a CSV; refuse a line that is no header."""
     line = head.splitlines()[0]
+    if b"\r" in head and b"\n" not in head:
+        raise DataError(
+            f"{path.name} has the line ends of old Macintoshes; save it as CSV in UTF-8"
+        )
     try:
         names = next(csv.reader([line.decode("utf-8-sig")], delimiter=separator), [])
     except (UnicodeDecodeError, csv.Error):
@@ -426,6 +443,7 @@ def _check_header(path: Path, head: bytes, separator: str) -> None:
         raise DataError(
             f"the header of {path.name} has the column {twice[0][:60]!a} twice; rename one"
         )
+    return names
 
 
 Spec = tuple[float, float] | tuple[str, ...]  # bounds, or categories; () leaves a column out
@@ -766,8 +784,8 @@ def _encode_labels(cells: pl.Series, layout: Layout, start: _BatchStart) -> NDAr
     codes = _encode_categories(as_text(cells), layout.classes)
     if codes.size and codes.min() < 0:
         first, row = start.find_row(pl.Series(codes < 0))
-        value = cells[first]
-        shown = "no label" if value is None else f"the label {str(value)[:60]!a}"
+        value = as_text(cells)[first]  # as classes are compared with it: true, and not True
+        shown = "no label" if value is None else f"the label {value[:60]!a}"
         raise DataError(
             f"row {row} of {start.file} has {shown} in column {layout.label[:60]!a}; "
             f"it must be one of {_shorten(layout.classes)}"
