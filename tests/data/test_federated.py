@@ -1,5 +1,7 @@
 """Labels of arrays: classes with names, and what is no class; arrays in files."""
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from typer.testing import CliRunner
 
 from sottovoce import Plan, load, simulate
 from sottovoce.cli.commands import app
+from sottovoce.data.check import check_plan
 from sottovoce.data.federated import Given, load_holdings, load_public, save_public
 from sottovoce.errors import DataError, InputError, PlanError
 from sottovoce.simulation.simulate import adapt_plan
@@ -133,8 +136,26 @@ def test_rows_of_other_libraries_are_read_as_their_numbers(library, monkeypatch)
 )
 def test_rows_that_are_no_numbers_are_refused(x):
     plan = SHORT.replace("data.name=arrays", "data.validation=40", "data.test=40")
-    with pytest.raises(InputError, match=r"^data must be a pair \(X, y\) of arrays"):
+    kind = getattr(x, "dtype", "list")
+    said = f"data must be a pair (X, y) of arrays, got {(str(kind), str(BIT.dtype))!r:.20}"
+    with pytest.raises(InputError, match=f"^{re.escape(said)}"):
         load_holdings(plan, seed=1, data=Given((x, BIT)))
+
+
+def test_texts_need_a_network_that_reads_them(tmp_path):
+    texts = np.array([f"note {i}" for i in range(120)])
+    with pytest.raises(InputError, match=r"data must be numbers without a network in model\.feat"):
+        hold(BIT, x=texts)
+    np.savez(tmp_path / "notes.npz", x=texts, y=BIT)
+    plan = Plan(data={"path": tmp_path / "notes.npz", "clients": 3})
+    assert "without a network in model.features, got 'texts'" in check_plan(plan).errors[0]
+
+
+def test_a_file_of_labels_that_is_absent_is_named_by_its_key(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    plan = Plan(data={"path": tmp_path / "x.npy", "label": "y.npy", "clients": 3})
+    with pytest.raises(InputError, match=r"data\.label must be a file that exists, got 'y\.npy'"):
+        load_holdings(plan, seed=1)
 
 
 @pytest.mark.parametrize("labels", [["a", ""] * 60, ["a", None] * 60, [0.0, np.nan] * 60])

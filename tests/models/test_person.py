@@ -426,7 +426,7 @@ def test_a_row_without_a_person_is_refused(gap):
     ids = [gap if i == 7 else (f"p{i // 5}" if isinstance(gap, str) else i // 5)
            for i in range(len(y))]  # fmt: skip
     plan = Plan(data=ARRAYS, local={"unit": "person"}, model={"name": "softmax"})
-    with pytest.raises(InputError, match=r"person must be .* without gaps"):
+    with pytest.raises(InputError, match=r"person must be .* without gaps.*; give row 8 its id"):
         simulate(plan, data=(x, y), person=np.array(ids), seed=1)
 
 

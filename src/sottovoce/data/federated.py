@@ -35,6 +35,7 @@ from sottovoce.models.network import Lens, Network, as_samples, build_lens, buil
 from sottovoce.models.person import has_ids, join_persons
 from sottovoce.plan import Plan
 from sottovoce.plan.data import format_category
+from sottovoce.plan.sections import CUSTOM
 from sottovoce.privacy import seeds
 from sottovoce.privacy.seeds import Purpose
 
@@ -493,7 +494,7 @@ def read_array_file(
             return {"x": read_npy(path), "y": read_npy(path.parent / label)}
         arrays = read_npz(path, *named.values())
     except FileNotFoundError as error:
-        name = Path(error.filename).name
+        key, name = key if Path(error.filename) == path else "data.label", Path(error.filename).name
         raise InputError.of(key, name, "a file that exists", "check its name") from None
     except (OSError, ValueError) as error:
         listed = " and ".join(named.values())
@@ -577,7 +578,8 @@ def deal_arrays(plan: Plan, data: Given, seed: int, prefix: str = "") -> Holding
     if stream:
         _require_streamable(plan)
     counted = not (data.classes or data.validation or data.test)
-    train, shape = check_pair("data", data.train, stream=stream, target=target, counted=counted)
+    how: Any = {"target": target, "reads_texts": _reads_texts(plan)}
+    train, shape = check_pair("data", data.train, stream=stream, counted=counted, **how)
     validation = _check_evaluation(f"{prefix}validation", data, shape, target)
     test = _check_evaluation(f"{prefix}test", data, shape, target)
     public = [samples for samples in (validation, test) if samples is not None]
@@ -603,6 +605,10 @@ def deal_arrays(plan: Plan, data: Given, seed: int, prefix: str = "") -> Holding
     return replace(held, names=names, counted=counted)
 
 
+def _reads_texts(plan: Plan) -> bool:
+    return plan.model.has_network or plan.model.name == CUSTOM
+
+
 def _check_persons(plan: Plan, data: Given, rows: int) -> NDArray[Any] | None:
     """Return the ids of persons that were given with arrays; None where there are none."""
     if data.person is None:
@@ -619,9 +625,12 @@ def _check_persons(plan: Plan, data: Given, rows: int) -> NDArray[Any] | None:
         )
     ids = np.asarray(data.person)
     ids = read_labels("person", ids) if ids.dtype.kind == "O" else ids  # texts, as of pandas
-    if ids.shape != (rows,) or not has_ids(ids):
-        bound = f"({rows},), numbers or texts without gaps"
-        raise InputError.of("person", ids.shape, bound, "give one id for each row")
+    if ids.shape != (rows,):
+        raise InputError.of("person", ids.shape, f"({rows},)", "give one id for each row")
+    if not has_ids(ids):
+        row = next(i for i in range(rows) if not has_ids(ids[i : i + 1]))
+        bound, remedy = "numbers or texts without gaps", f"give row {row + 1} its id"
+        raise InputError.of("person", ids[row].item(), bound, remedy)
     return ids
 
 
@@ -678,10 +687,8 @@ def _require_streamable(plan: Plan) -> None:
 
 def _join_client_arrays(plan: Plan, data: Given) -> Holdings:
     target = plan.regression
-    clients = [
-        check_pair(f"data[{i}]", pair, target=target, counted=False)
-        for i, pair in enumerate(data.train)
-    ]
+    how: Any = {"target": target, "counted": False, "reads_texts": _reads_texts(plan)}
+    clients = [check_pair(f"data[{i}]", pair, **how) for i, pair in enumerate(data.train)]
     shape = clients[0][1]
     for i, (_, other) in enumerate(clients):
         if other != shape:
@@ -862,10 +869,12 @@ def check_pair(
     target: Regression | None = None,
     counted: bool = True,
     finite: bool = True,
+    reads_texts: bool = True,
 ) -> tuple[Samples, tuple[int, ...]]:
     """Return rows and labels as they are trained on; refuse what cannot be.
 
     `counted`: the classes are those of these labels. `finite`: every number of a row must be.
+    `reads_texts`: a sample may be a text.
     """
     try:
         rows, labels = pair
@@ -876,8 +885,14 @@ def check_pair(
             x = rows if stream else as_samples(rows)
         y = labels if stream and is_streamed(labels) else np.asarray(labels)
     except (TypeError, ValueError, OverflowError):
-        remedy = "rows of numbers and their labels"
-        raise InputError.of(name, type(pair).__name__, "a pair (X, y) of arrays", remedy) from None
+        bound, remedy = "a pair (X, y) of arrays", "rows of numbers and their labels"
+        what: Any = type(pair).__name__
+        if isinstance(pair, tuple) and len(pair) == 2:
+            what = tuple(str(getattr(half, "dtype", type(half).__name__)) for half in pair)
+        raise InputError.of(name, what, bound, remedy) from None
+    if not reads_texts and np.ndim(rows) < len(x.shape):
+        remedy = 'choose one that reads texts, as model.features = "wordllama"'
+        raise InputError.of(name, "texts", "numbers without a network in model.features", remedy)
     if len(x.shape) < 2 or len(y.shape) != 1 or len(x) != len(y) or 0 in x.shape:
         remedy = "one row of X and one label for each sample"
         raise InputError.of(name, (x.shape, y.shape), "X[n, …] and y[n] with n ≥ 1", remedy)
