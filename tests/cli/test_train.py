@@ -211,6 +211,14 @@ def test_predict_and_report(finished, tmp_path):
     assert (folder / "report.html").read_text() == page
 
 
+def test_init_names_a_command_that_takes_what_it_wrote(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sottovoce("init").stdout.endswith("then run: sottovoce train plan.toml\n")
+    Path("people.csv").write_text("age,ill\n1,no\n")
+    said = sottovoce("init", "--from", "people.csv", "people.toml").stdout
+    assert said.endswith("then run: sottovoce check people.toml, and train\n")
+
+
 def test_init_writes_a_plan_that_is_the_default(tmp_path):
     done = sottovoce("init", cwd=tmp_path)
     assert done.returncode == 0

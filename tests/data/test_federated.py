@@ -10,7 +10,13 @@ from typer.testing import CliRunner
 from sottovoce import Plan, load, simulate
 from sottovoce.cli.commands import app
 from sottovoce.data.check import check_plan
-from sottovoce.data.federated import Given, load_holdings, load_public, save_public
+from sottovoce.data.federated import (
+    Given,
+    compute_features,
+    load_holdings,
+    load_public,
+    save_public,
+)
 from sottovoce.errors import DataError, InputError, PlanError
 from sottovoce.simulation.simulate import adapt_plan
 
@@ -149,6 +155,31 @@ def test_texts_need_a_network_that_reads_them(tmp_path):
     np.savez(tmp_path / "notes.npz", x=texts, y=BIT)
     plan = Plan(data={"path": tmp_path / "notes.npz", "clients": 3})
     assert "without a network in model.features, got 'texts'" in check_plan(plan).errors[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "out", "said"),
+    [
+        (b"hello", "out.npz", "rows.npy cannot be read as arrays: it is no .npy file"),
+        (None, "out.npz", "FILE must be a file that exists"),
+        (
+            X[:, 0],
+            "out.npz",
+            "x must be an array of numbers or texts, got 'float32 of shape (120,)'",
+        ),
+        (np.full((3, 2), "a"), "out.npz", "x must be an array of numbers or texts"),
+        (X, "none/out.npz", "out must be a new .npz file in a folder that exists"),
+    ],
+)
+def test_what_has_no_features_is_refused_before_they_are_computed(tmp_path, content, out, said):
+    rows = tmp_path / "rows.npy"
+    if isinstance(content, bytes):
+        rows.write_bytes(content)
+    elif content is not None:
+        np.save(rows, content)
+    with pytest.raises((InputError, DataError)) as caught:
+        compute_features(rows, "wordllama", tmp_path / out)
+    assert said in str(caught.value)
 
 
 def test_a_file_of_labels_that_is_absent_is_named_by_its_key(tmp_path):

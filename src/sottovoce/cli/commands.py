@@ -451,9 +451,12 @@ def init(
     except OSError as error:
         remedy = f"{error.strerror}: name another"
         raise InputError.of("PATH", str(path), "a file that can be written", remedy) from None
-    label = "the label (of a measurement also target and loss)"
-    todo = "edit it" if table is None else f"fill in {label} and what is public about the columns"
-    click.echo(f"{path} is written; {todo}, then run: sottovoce check {path}, and train")
+    todo = f"edit it, then run: sottovoce train {path}"
+    if table is not None:
+        label = "the label (of a measurement also target and loss)"
+        todo = f"fill in {label} and what is public about the columns, then run: "
+        todo += f"sottovoce check {path}, and train"
+    click.echo(f"{path} is written; {todo}")
 
 
 @app.command()

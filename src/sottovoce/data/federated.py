@@ -303,16 +303,22 @@ def _apply_lens(lens: Lens, x: Any, beside: Path | None) -> NDArray[np.float32]:
 
 def compute_features(file: Path, network: str, out: Path, *, project: int | None = None) -> str:
     """Write the features of an array file's samples to another, and say what it holds."""
-    if out.suffix != ".npz" or out.exists():
-        raise InputError.of("out", str(out), "a new .npz file", "name another")
-    stored: dict[str, Any] = {"x": read_npy(file)} if file.suffix == ".npy" else {}
+    if out.suffix != ".npz" or out.exists() or not out.parent.is_dir():
+        bound = "a new .npz file in a folder that exists"
+        raise InputError.of("out", str(out), bound, "name another")
+    stored: dict[str, Any]
     try:
-        stored = stored or dict(read_npz(file))
+        stored = {"x": read_npy(file)} if file.suffix.lower() == ".npy" else dict(read_npz(file))
+    except FileNotFoundError:
+        raise InputError.of("FILE", str(file), "a file that exists", "check its name") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read as arrays: {why(error)}") from None
-    x = as_samples(stored["x"]) if "x" in stored and stored["x"].dtype.kind in "fiuU" else None
-    if x is None or x.ndim < 2:
-        raise InputError.of("x", sorted(stored), "an array of numbers or texts", "a row a sample")
+    given = stored.get("x", np.zeros(0))
+    are_texts = given.dtype.kind == "U" and given.ndim == 1
+    if not are_texts and (given.dtype.kind not in "fiu" or given.ndim < 2):
+        what = f"{given.dtype} of shape {given.shape}" if "x" in stored else sorted(stored)
+        raise InputError.of("x", what, "an array of numbers or texts", "a row a sample")
+    x = as_samples(given)
     lens = build_network(network, x.shape[1:], project)
     stored["x"] = _apply_lens(lens, x.reshape(len(x), -1), None)
     with out.open("xb") as target:
