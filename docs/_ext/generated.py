@@ -110,7 +110,6 @@ def list_plan_keys() -> Iterator[tuple[str, str, dict[str, Any]]]:
 def plan_keys() -> str:
     """Write one table per section of a plan."""
     parts, open_section = [], None
-    definitions = Plan.model_json_schema()["$defs"]
     conditions = {
         f"{section}.{key}": when
         for section, table in TABLES.items()
@@ -123,11 +122,7 @@ def plan_keys() -> str:
                 parts.append(format_table(("key", "meaning", "values", "default"), *rows))
             if section == "end":
                 break
-            about = (
-                definitions[section.capitalize()]["description"]
-                if section
-                else "Beside the sections."
-            )
+            about = TABLES[section].__doc__ if section else "Beside the sections."
             parts.append(
                 f"## `[{section}]`\n\n{about}\n" if section else f"## At the top\n\n{about}\n"
             )

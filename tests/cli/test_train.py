@@ -19,7 +19,7 @@ from sottovoce.cli.train import IN_SIMULATION_ONLY, SECURE, _describe_run, train
 from sottovoce.data import datasets
 from sottovoce.plan import Plan
 from sottovoce.plan.data import DATASETS, SplitKind
-from sottovoce.plan.sections import Model
+from sottovoce.plan.sections import ModelSection
 from sottovoce.reports import progress, run
 from sottovoce.reports.progress import SIMULATED
 from sottovoce.simulation.simulate import simulate
@@ -468,5 +468,5 @@ def test_the_names_in_plans_are_the_names_in_the_rooms():
 
     assert set(SplitKind.__args__) == {*KINDS, "column"}
     for name in MODELS:
-        section = Model(name=name, **({"norm": 4.0} if name == "least-squares" else {}))
+        section = ModelSection(name=name, **({"norm": 4.0} if name == "least-squares" else {}))
         assert all(getattr(section, option.name) is not None for option in find_model(name).options)

@@ -22,9 +22,9 @@ from sottovoce.errors import PlanError
 from sottovoce.models.base import MODELS
 from sottovoce.models.metrics import CLASS_METRICS, REGRESSION_METRICS
 from sottovoce.plan import Plan
-from sottovoce.plan.base import MOST
+from sottovoce.plan.base import MOST, TABLES
 from sottovoce.plan.data import DATASETS, Data
-from sottovoce.plan.sections import Model, Privacy, Rounds
+from sottovoce.plan.sections import ModelSection, Privacy, Rounds
 from sottovoce.privacy.calibration import capacity
 from sottovoce.schedules.algorithms import (
     SCHEDULES,
@@ -408,9 +408,9 @@ def test_the_template_explains_every_key_and_loads_to_the_embedded_plan() -> Non
     text = Plan.template()
     assert Plan.from_toml(text) == Plan.load()
     lines = text.splitlines()
-    for section, definition in Plan.json_schema()["$defs"].items():
-        assert any(line.startswith(f"[{section.lower()}]") for line in lines)
-        for key, field in definition["properties"].items():
+    for section, table in TABLES.items():
+        assert any(line.startswith(f"[{section}]") for line in lines)
+        for key, field in table.model_json_schema()["properties"].items():
             assert any(line.removeprefix("# ").startswith(f"{key} = ") for line in lines), key
             assert f"# {field['description']}" in lines
     assert max(map(len, lines)) <= 100
@@ -460,11 +460,11 @@ def test_plans_from_python() -> None:
     with pytest.raises(PlanError, match=r"^data\.clients must be"):
         Data(clients=0)
     with pytest.raises(PlanError, match=r"^unknown key model\.hiden; did you mean model\.hidden"):
-        Model(hiden=3)
+        ModelSection(hiden=3)
     with pytest.raises(PlanError, match="data must be a table"):
         Plan(data={1: 2})
     with pytest.raises(PlanError, match="data must be a table"):
-        Plan(data=Model())
+        Plan(data=ModelSection())
     with pytest.raises(PlanError, match="unknown key a"):
         Plan(a=2)
 
@@ -507,9 +507,10 @@ def test_the_range_of_a_number_stands_in_target_or_with_the_columns() -> None:
 
 def test_a_plan_names_what_the_registries_hold() -> None:
     schema = Plan.json_schema()
-    tables = {title: schema["$defs"][title]["properties"] for title in ("Data", "Model", "Rounds")}
+    titles = ("Data", "ModelSection", "Rounds")
+    tables = {title: schema["$defs"][title]["properties"] for title in titles}
     assert tables["Rounds"]["schedule"]["enum"] == [*SCHEDULES]
-    assert tables["Model"]["name"]["enum"] == [*MODELS, "custom"]
+    assert tables["ModelSection"]["name"]["enum"] == [*MODELS, "custom"]
     assert tables["Data"]["name"]["anyOf"][0]["enum"] == [*DATASETS]
     metrics = schema["properties"]["metric"]["anyOf"][0]["enum"]
     assert metrics == [*CLASS_METRICS, *REGRESSION_METRICS]
@@ -854,7 +855,7 @@ def test_the_chosen_step_keeps_the_noise_of_a_run_at_one_size() -> None:
 
 
 def test_a_section_that_is_an_object_keeps_its_keys() -> None:
-    plan = Plan(data=OWN_TABLE, model=Model(name="mlp"))
+    plan = Plan(data=OWN_TABLE, model=ModelSection(name="mlp"))
     assert (plan.model.name, plan.local.learning_rate) == ("mlp", "auto")
     number = Plan(data=OWN_TABLE | {"target": [0, 9]}, model={"loss": "squared"})
     assert (number.local.learning_rate, number.rounds.rounds) == (0.2, 200)

@@ -6,6 +6,6 @@ the other tables, `base` their base class, the text of a plan, and the sentences
 
 from sottovoce.plan.data import Data
 from sottovoce.plan.plan import Plan
-from sottovoce.plan.sections import Local, Model, Privacy, Rounds, Server
+from sottovoce.plan.sections import Local, ModelSection, Privacy, Rounds, Server
 
-__all__ = ["Data", "Local", "Model", "Plan", "Privacy", "Rounds", "Server"]
+__all__ = ["Data", "Local", "ModelSection", "Plan", "Privacy", "Rounds", "Server"]

@@ -29,7 +29,7 @@ from sottovoce.models.person import ROWS_PER_PERSON
 from sottovoce.plan import base
 from sottovoce.plan.base import TABLES, OneOf, Section, format_name, optional, split_key
 from sottovoce.plan.data import TABLE_KEYS, Columns, Data, check_bounds
-from sottovoce.plan.sections import CUSTOM, Local, Model, Privacy, Rounds, Server
+from sottovoce.plan.sections import CUSTOM, Local, ModelSection, Privacy, Rounds, Server
 from sottovoce.privacy.budget import LARGER_UNITS
 from sottovoce.privacy.sensitivity import LEAST_WEIGHT, Recipe
 from sottovoce.schedules.base import Schedule
@@ -74,7 +74,7 @@ class Plan(Section):
         ["schedule: study.Patience"],
     )
     data: Data = Field(default_factory=lambda: Data())
-    model: Model = Field(default_factory=lambda: Model())
+    model: ModelSection = Field(default_factory=lambda: ModelSection())
     local: Local = Field(default_factory=lambda: Local())
     privacy: Privacy = Field(default_factory=lambda: Privacy())
     rounds: Rounds = Field(default_factory=lambda: Rounds())
@@ -567,7 +567,10 @@ def _add_defaults(values: dict[str, Any]) -> dict[str, Any]:
         rounds_of_own = 100 if has_network else 200
         defaults = {"local": {"learning_rate": "auto"}, "rounds": {"rounds": rounds_of_own}}
         # A key that only one model or schedule has chooses it: no default stands in its way.
-        if not {key for key, when in Model.conditions() if when.switch == "name"} & model.keys():
+        if (
+            not {key for key, when in ModelSection.conditions() if when.switch == "name"}
+            & model.keys()
+        ):
             defaults["model"] = {"name": "softmax"}
         if signal != "clients" and not dict(Rounds.conditions()).keys() & rounds.keys():
             defaults["rounds"]["schedule"] = "fixed"

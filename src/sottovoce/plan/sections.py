@@ -33,7 +33,7 @@ Scale: TypeAlias = Annotated[Number, Field(ge=1e-6, le=1e6)]
 FeatureName: TypeAlias = Annotated[str, Field(strict=True, min_length=1, max_length=1000)]
 
 
-class Model(Section):
+class ModelSection(Section):
     """What is trained."""
 
     title = "model"
@@ -337,5 +337,5 @@ class Server(Section):
         )
 
 
-for _table in (Data, Model, Local, Privacy, Rounds, Server):
+for _table in (Data, ModelSection, Local, Privacy, Rounds, Server):
     base.TABLES[_table.title] = _table
