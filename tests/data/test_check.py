@@ -810,6 +810,16 @@ def test_no_rows_and_misshapen_arrays_are_refused_in_words(tmp_path):
         assert "must be X[n, …] and y[n] with n ≥ 1" in error
 
 
+def test_a_label_that_is_infinite_is_refused_by_check_and_training(tmp_path):
+    rows = "".join(f"{i % 50},{'inf' if i == 7 else i % 10}\n" for i in range(100))
+    (tmp_path / "a.csv").write_text("x,y\n" + rows)
+    data = {"path": tmp_path / "a.csv", "label": "y", "columns": {"x": [0, 50]}, "target": [0, 9]}
+    plan = Plan(data=data, model={"loss": "squared"})
+    assert "a label that is no number: 1, the first is row 8 ('inf')" in check_plan(plan).errors[0]
+    with pytest.raises(DataError, match=r"row 8 of a\.csv has the label 'inf', which is no number"):
+        build(plan, seed=1)
+
+
 def test_a_label_that_is_a_number_is_held_to_its_range(tmp_path):
     y = np.linspace(0, 100, 200)
     lines = ["age,y", *(f"{i % 90},{value}" for i, value in enumerate(y)), "7,", "8,high"]

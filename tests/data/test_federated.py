@@ -1,6 +1,7 @@
 """Labels of arrays: classes with names, and what is no class; arrays in files."""
 
 import re
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -286,7 +287,8 @@ def test_an_npz_may_name_the_client_of_each_row(tmp_path):
 
 def test_the_classes_of_an_npz_are_public_where_a_file_or_the_plan_lists_them(tmp_path):
     path = write_npz(tmp_path)
-    assert not load_holdings(plan_of(path, validation=str(path)), seed=1).counted
+    public = shutil.copy(path, tmp_path / "public.npz")
+    assert not load_holdings(plan_of(path, validation=str(public)), seed=1).counted
     declared = plan_of(path, columns={"y": ["yes", "no"]})
     held = load_holdings(declared, seed=1)
     assert (held.class_names, held.counted) == (("yes", "no"), False)

@@ -155,6 +155,11 @@ MALFORMED_PLANS: list[tuple[dict[str, Any], str]] = [
     (GOOD | {"validation": 240}, "data.validation and data.test must leave 10 rows"),
     (GOOD | {"test": 0}, "data.test must be ≥ 1, a part or a file"),
     (GOOD | {"test": "t.txt"}, "data.test must be a .csv or .parquet file"),
+    (GOOD | {"test": "./people.csv"}, "data.test must be another file than data.path"),
+    (
+        GOOD | {"client": "town", "validation": "people.csv"},
+        "would hold all rows that clients train",
+    ),
     (GOOD | {"test": "t.csv"}, "there is no such file"),
     (GOOD | {"test": "other.csv"}, "data.test 'age' is no column of other.csv"),
     (GOOD | {"clients": 200}, "must leave 200 rows or more for data.clients = 200, got 192 of 240"),

@@ -321,7 +321,8 @@ class _TableReader:
                 self.unnamed[role] += int(empty.sum())
         for column, spec in report.specs.items():
             cells = batch[column]
-            for kind, mask in _mark_cells(cells, spec).items():
+            is_target = column == self.layout.label and self.layout.target is not None
+            for kind, mask in _mark_cells(cells, spec, is_target).items():
                 flags[f"{kind}:{column}"] = mask
                 if kind == "unknown":
                     others = tables.as_text(cells).filter(mask).value_counts(sort=True).head(SHOWN)
@@ -534,13 +535,18 @@ def _show_spec(spec: Spec) -> str:
     return f"[{spec[0]:g}, {spec[1]:g}]" if is_bounds(spec) else _shorten([*map(str, spec)])
 
 
-def _mark_cells(cells: pl.Series, spec: Spec) -> dict[str, pl.Series]:
-    """Return which cells are missing, outside of the bounds, unknown or no number."""
+def _mark_cells(cells: pl.Series, spec: Spec, is_target: bool = False) -> dict[str, pl.Series]:
+    """Return which cells are missing, outside of the bounds, unknown or no number.
+
+    An infinite number is outside; as a number to predict it is none.
+    """
     if not is_bounds(spec):
         texts = tables.as_text(cells)
         return {"missing": texts.is_null(), "unknown": ~texts.is_in(list(spec)).fill_null(True)}
     numbers = tables.as_number(cells)
     unreadable = numbers.is_null() & tables.is_text(cells)
+    if is_target:
+        unreadable |= numbers.is_infinite().fill_null(False)
     outside = ((numbers < spec[0]) | (numbers > spec[1])).fill_null(False)
     missing = numbers.is_null() & ~unreadable
     return {"missing": missing, "outside": outside, "unreadable": unreadable}

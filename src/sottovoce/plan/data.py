@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Self, TypeAlias
@@ -381,6 +382,12 @@ class Data(Section):
                 fitting, bound = (".npz",), "an .npz file beside arrays"
             if isinstance(file, str) and not file.lower().endswith(fitting):
                 raise PlanError.of(f"data.{key}", file, bound, "save the table as one of these")
+            if key != "path" and isinstance(file, str) and _are_one_file(file, str(self.path)):
+                remedy = (
+                    "the server would hold all rows that clients train on; name other rows, or a "
+                    "fraction of these"
+                )
+                raise PlanError.of(f"data.{key}", file, "another file than data.path", remedy)
         if self.test == 0:
             raise PlanError.of("data.test", 0, "≥ 1, a part or a file", "a table has no test set")
         if self.validation == 0:
@@ -491,6 +498,10 @@ class Data(Section):
                 f"{list(listed) if len(listed) > 1 else listed[0]!r:.60}; these are {total}: lower "
                 "it, data.clients, data.validation or data.test"
             )
+
+
+def _are_one_file(one: str, other: str) -> bool:
+    return os.path.normpath(Path(one).absolute()) == os.path.normpath(Path(other).absolute())
 
 
 def _complete_dataset(values: dict[str, Any]) -> dict[str, Any]:
