@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from sottovoce.data.datasets import load
 from sottovoce.data.federated import load_holdings
-from sottovoce.data.partition import KINDS, Split, choose_class_sets, split_rows
+from sottovoce.data.partition import Split, choose_class_sets, split_by_column, split_rows
 from sottovoce.errors import InputError, PlanError
 from sottovoce.plan import Plan
 
+KINDS = ("iid", "labels", "sizes", "dirichlet", "order")
 exact = settings(derandomize=True, deadline=None, max_examples=60)
 
 
@@ -475,3 +476,37 @@ def test_public_rows_are_nobodys_whatever_the_seed():
 def test_public_rows_that_do_not_fit_are_refused(own, sentence):
     with pytest.raises(PlanError, match=sentence):
         Plan(data={"clients": 10, **own})
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=20),
+    st.floats(0.01, 0.5) | st.integers(1, 40),
+    st.floats(0.01, 0.49) | st.integers(0, 40),
+    st.integers(0, 99),
+)
+def test_every_client_keeps_a_row(
+    sizes: list[int], validation: float, test: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    owner = rng.permutation(np.repeat(np.arange(len(sizes)), sizes)).astype(np.int32)
+    own_test = 7 if test == 0 else 0
+    try:
+        dealt = split_by_column(owner, validation=validation, test=test, rng=rng, own_test=own_test)
+    except InputError:
+        spare = len(owner) - len(sizes)
+        assert validation + test > spare or validation < 1 or 0 < test < 1
+        return
+    aside = [dealt.validation, dealt.test if dealt.test_from == "train" else []]
+    for i, rows in enumerate(dealt.clients):
+        assert len(rows) >= 1
+        assert set(owner[rows]) == {i}
+        for wanted, taken in zip((validation, test), aside, strict=True):
+            mine = int((owner[np.asarray(taken, int)] == i).sum())
+            if 0 < wanted < 1:
+                assert mine <= math.ceil(wanted * sizes[i])
+    used = np.concatenate([*dealt.clients, *aside]).astype(int)
+    assert sorted(used.tolist()) == list(range(len(owner)))
+    for wanted, taken in zip((validation, test), aside, strict=True):
+        if wanted >= 1:
+            assert len(taken) == wanted

@@ -25,7 +25,6 @@ from sottovoce.data.tables import (
     read_rows,
     read_samples,
     read_table,
-    split_by_column,
 )
 from sottovoce.errors import DataError, InputError, PlanError, SottovoceError
 from sottovoce.server.federation import build
@@ -488,40 +487,6 @@ def test_clients_are_those_of_the_column(table: Path) -> None:
     again = build(plan_of(table, client="town"), seed=1).held.split
     assert again is not None
     np.testing.assert_array_equal(again.test, held.split.test)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.integers(1, 30), min_size=1, max_size=20),
-    st.floats(0.01, 0.5) | st.integers(1, 40),
-    st.floats(0.01, 0.49) | st.integers(0, 40),
-    st.integers(0, 99),
-)
-def test_every_client_keeps_a_row(
-    sizes: list[int], validation: float, test: float, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    owner = rng.permutation(np.repeat(np.arange(len(sizes)), sizes)).astype(np.int32)
-    own_test = 7 if test == 0 else 0
-    try:
-        dealt = split_by_column(owner, validation=validation, test=test, rng=rng, own_test=own_test)
-    except InputError:
-        spare = len(owner) - len(sizes)
-        assert validation + test > spare or validation < 1 or 0 < test < 1
-        return
-    aside = [dealt.validation, dealt.test if dealt.test_from == "train" else []]
-    for i, rows in enumerate(dealt.clients):
-        assert len(rows) >= 1
-        assert set(owner[rows]) == {i}
-        for wanted, taken in zip((validation, test), aside, strict=True):
-            mine = int((owner[np.asarray(taken, int)] == i).sum())
-            if 0 < wanted < 1:
-                assert mine <= math.ceil(wanted * sizes[i])
-    used = np.concatenate([*dealt.clients, *aside]).astype(int)
-    assert sorted(used.tolist()) == list(range(len(owner)))
-    for wanted, taken in zip((validation, test), aside, strict=True):
-        if wanted >= 1:
-            assert len(taken) == wanted
 
 
 def test_other_splits_and_a_test_file(table: Path) -> None:

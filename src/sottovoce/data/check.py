@@ -158,7 +158,7 @@ def check_plan(plan: Plan) -> Report:
             report.add_evaluation(check_arrays(shown, *cast(Any, pair), **how))
     if not report.errors:  # as training does
         try:
-            deal_arrays(plan, given, seed=0, prefix="data.")
+            deal_arrays(plan, given, seed=0)
         except SottovoceError as error:
             report.fail(str(error))
     return _judge_plan(report, plan)

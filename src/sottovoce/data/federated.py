@@ -26,9 +26,15 @@ from numpy.typing import ArrayLike, NDArray
 from sottovoce.data import datasets, tables
 from sottovoce.data.check import ONE_CLASS, describe_scale
 from sottovoce.data.files import read_npy, read_npz, why, write_npz
-from sottovoce.data.partition import Split, deal_persons, size_clients, split_rows
+from sottovoce.data.partition import (
+    Split,
+    deal_persons,
+    size_clients,
+    split_by_column,
+    split_rows,
+)
 from sottovoce.data.streaming import Stored, is_stored, is_streamed, require_finite
-from sottovoce.data.tables import Layout, split_by_column
+from sottovoce.data.tables import Layout
 from sottovoce.errors import DataError, InputError
 from sottovoce.models.base import Regression
 from sottovoce.models.network import Lens, Network, as_samples, build_lens, build_network
@@ -336,27 +342,16 @@ def deal_rows(plan: Plan, *, seed: int, data: Given | None = None) -> Holdings:
 
     With `data.validation = 0` the server validates on the test rows, as in the paper.
     """
-    if data is None and plan.data.is_array_file:
-        held = deal_arrays(plan, read_arrays(plan), seed, prefix="data.")
-    elif data is None:
-        held = (_deal_dataset if plan.data.path is None else _deal_table)(plan, seed)
-    else:
-        if plan.data.public is not None and not is_pair(data.train):
-            raise InputError(
-                "data.public must be absent with one array per client, got "
-                f"{plan.data.public!r:.60}; the arrays say themselves who holds what"
-            )
-        together = is_pair(data.train)
-        if not together and (plan.local.unit == "person" or data.person is not None):
-            what = "person" if data.person is not None else "local.unit = person"
-            raise InputError(
-                f"{what} must be absent with one array per client; give one (X, y) and person=ids"
-            )
-        held = deal_arrays(plan, data, seed) if together else _join_client_arrays(plan, data)
-        rows = data.train[0] if together else data.train[0][0]  # type: ignore[index]
+    if data is not None:
+        held = (deal_arrays if is_pair(data.train) else _join_client_arrays)(plan, data, seed)
+        rows: Any = data.train[0] if is_pair(data.train) else cast(Any, data.train[0])[0]
         is_read = isinstance(rows, np.ndarray) and not is_stored(held.train.x)
-        if is_read and (scale := describe_scale(cast(Any, rows))) is not None:
+        if is_read and (scale := describe_scale(rows)) is not None:
             log.warning("data: %s", scale)
+    elif plan.data.is_array_file:
+        held = deal_arrays(plan, read_arrays(plan), seed)
+    else:
+        held = (_deal_dataset if plan.data.path is None else _deal_table)(plan, seed)
     is_array = data is not None or plan.data.is_array_file
     if is_array and plan.regression is None and held.train.y.min() == held.train.y.max():
         log.warning("data: %s", ONE_CLASS)
@@ -578,9 +573,11 @@ def _number_persons(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.in
     return first[order], rank[person.reshape(-1)]
 
 
-def deal_arrays(plan: Plan, data: Given, seed: int, prefix: str = "") -> Holdings:
-    """Deal one pair; `prefix` is that of the names in errors where it comes from a file."""
-    stream, target = not prefix and is_streamed(data.train[0]), plan.regression
+def deal_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
+    """Deal one pair from Python, or that of the plan's file."""
+    is_file, target = plan.data.is_array_file, plan.regression
+    prefix = "data." if is_file else ""  # of names in errors
+    stream = not is_file and is_streamed(data.train[0])
     if stream:
         _require_streamable(plan)
     counted = not (data.classes or data.validation or data.test)
@@ -691,7 +688,18 @@ def _require_streamable(plan: Plan) -> None:
             raise InputError.of(name, value, f"{words} where the rows are streamed", remedy)
 
 
-def _join_client_arrays(plan: Plan, data: Given) -> Holdings:
+def _join_client_arrays(plan: Plan, data: Given, seed: int) -> Holdings:
+    """Join one pair for each client; nothing is dealt, so that the seed is not used."""
+    if plan.data.public is not None:
+        raise InputError(
+            "data.public must be absent with one array per client, got "
+            f"{plan.data.public!r:.60}; the arrays say themselves who holds what"
+        )
+    if plan.local.unit == "person" or data.person is not None:
+        what = "person" if data.person is not None else "local.unit = person"
+        raise InputError(
+            f"{what} must be absent with one array per client; give one (X, y) and person=ids"
+        )
     target = plan.regression
     how: Any = {"target": target, "counted": False, "reads_texts": _reads_texts(plan)}
     clients = [check_pair(f"data[{i}]", pair, **how) for i, pair in enumerate(data.train)]

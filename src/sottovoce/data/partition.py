@@ -26,8 +26,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.errors import InputError
 
-KINDS = ("iid", "labels", "sizes", "dirichlet", "order")
-
 Rows = NDArray[np.int64]
 Counts = NDArray[np.int64]  # [client, class]
 
@@ -80,6 +78,69 @@ def deal_persons(
         test=np.flatnonzero(np.isin(person, split.test)) if in_train else split.test,
         test_from=split.test_from,
     )
+
+
+def split_by_column(
+    owner: NDArray[np.int32],
+    *,
+    validation: int | float,
+    test: int | float,
+    rng: np.random.Generator,
+    own_test: int = 0,
+) -> Split:
+    """Give each client its rows, less those for validation and test.
+
+    owner: the client of each row, from 0, each with at least one row.
+    validation, test: a fraction (0 to 1) of *each* client's rows, rounded up for some clients and
+    down for others, so that the sum is that fraction of all rows; or a whole number of rows of any
+    clients. validation = 0 means that these rows come from another table; so does test = 0 with
+    `own_test` > 0.
+
+    Raises `InputError` if validation, test or a client is left without rows.
+    """
+    sizes = np.bincount(owner)
+    order = rng.permutation(len(owner))
+    order = order[np.argsort(owner[order], kind="stable")]  # by client, shuffled within each
+    first = np.cumsum(sizes) - sizes
+    rank = np.arange(len(owner)) - np.repeat(first, sizes)
+    spare = rank > 0  # the first row of each client is never taken
+    taken = []
+    for name, wanted in (("validation", validation), ("test", test)):
+        if wanted == 0 and (name == "validation" or own_test > 0):
+            taken.append(order[:0])
+            continue
+        if wanted < 1:
+            at = _take_fraction(sizes, spare, wanted, rng)
+        else:
+            at = rng.permutation(np.flatnonzero(spare))[: int(wanted)]
+        if len(at) == 0 or len(at) < (wanted if wanted >= 1 else 1):
+            bound = f"one row or more and at most the {int(spare.sum())} that clients can spare"
+            remedy = f"{len(sizes)} clients hold {len(owner)} rows and each keeps one to train on"
+            raise InputError.of(f"data.{name}", wanted, bound, remedy)
+        spare[at] = False
+        taken.append(np.sort(order[at]))
+    used = np.zeros(len(owner), bool)
+    used[np.concatenate(taken)] = True
+    kept = ~used[order]
+    left = np.split(order[kept], np.cumsum(np.bincount(owner[order[kept]]))[:-1])
+    return Split(
+        clients=tuple(np.sort(rows) for rows in left),
+        validation=taken[0],
+        test=np.arange(own_test) if len(taken[1]) == 0 else taken[1],
+        test_from="test" if len(taken[1]) == 0 else "train",
+    )
+
+
+def _take_fraction(
+    sizes: NDArray[np.int64], spare: NDArray[np.bool_], fraction: float, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Take a fraction of each client's rows, rounded so that the sum is right to within one."""
+    ends = np.floor(np.cumsum(sizes) * fraction + rng.random()).astype(np.int64)
+    wanted = np.diff(ends, prepend=0)
+    first = np.cumsum(sizes) - sizes
+    free = np.cumsum(spare)  # the number of spare rows up to each row
+    nth = free - np.repeat(free[first] - spare[first], sizes)  # the same within its client
+    return np.flatnonzero(spare & (nth <= np.repeat(wanted, sizes)))
 
 
 def split_rows(

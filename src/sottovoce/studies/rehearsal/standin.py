@@ -267,7 +267,7 @@ def announce_federation(
     """Return how many rows each client trains on, as a plan announces it: no data are opened.
 
     `samples` is the number of rows that a client holds; with `data.client` those of the whole
-    table, of which validation and test take their share (as `data.tables.split_by_column` does).
+    table, of which validation and test take their share (as `data.partition.split_by_column` does).
     """
     data = plan.data
     pairs = (("clients", clients, data.clients), ("samples", samples, data.samples))
