@@ -489,6 +489,23 @@ def test_clients_are_those_of_the_column(table: Path) -> None:
     np.testing.assert_array_equal(again.test, held.split.test)
 
 
+@pytest.mark.parametrize("key", ["validation", "test"])
+@pytest.mark.parametrize("spelling", ["people.csv", "./people.csv", "../{}/people.csv", "{}"])
+def test_no_promise_is_made_where_the_server_holds_the_table_itself(
+    table: Path, monkeypatch: pytest.MonkeyPatch, key: str, spelling: str
+) -> None:
+    """Its rows would count as those of others, and unit = client would be said to cover them."""
+    monkeypatch.chdir(table.parent)
+    file = str(table) if spelling == "{}" else spelling.format(table.parent.name)
+    other = {"validation": "other.csv", "test": "other.csv"}
+    with pytest.raises(PlanError, match=rf"data\.{key} must be another file than data\.path"):
+        Plan(
+            noise="secure",
+            data=GOOD | other | {"client": "town", key: file},
+            local={"unit": "client"},
+        )
+
+
 def test_other_splits_and_a_test_file(table: Path) -> None:
     other = table.with_name("later.parquet")
     people(50, seed=9).select("sex", "rich", "age").write_parquet(other)

@@ -1406,4 +1406,11 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
             ),
         ),
     ),
+    (
+        "the table itself is a file of other rows",
+        "plan.data",
+        "Rows of a file that the server holds raw belong to nobody who is promised anything: with the clients' own table as that file, the guarantee covers rows of clients that the server has as they are.",
+        "tests/data/test_tables.py::test_no_promise_is_made_where_the_server_holds_the_table_itself",
+        ((" and _are_one_file(file, str(self.path)):", " and False:"),),
+    ),
 ]
