@@ -18,7 +18,7 @@ import pytest
 from sottovoce.cli.train import IN_SIMULATION_ONLY, SECURE, _describe_run, train
 from sottovoce.data import datasets
 from sottovoce.plan import Plan
-from sottovoce.plan.data import DATASETS, SplitKind
+from sottovoce.plan.data import DATASETS
 from sottovoce.plan.sections import ModelSection
 from sottovoce.reports import progress, run
 from sottovoce.reports.progress import SIMULATED
@@ -463,10 +463,8 @@ def test_the_names_in_plans_are_the_names_in_the_rooms():
     assert set(DATASETS) == {*datasets.DATASETS, "arrays"}
     for name, own in datasets.DATASETS.items():
         assert DATASETS[name].classes == own.classes
-    from sottovoce.data.partition import KINDS
     from sottovoce.models.base import MODELS, find_model
 
-    assert set(SplitKind.__args__) == {*KINDS, "column"}
     for name in MODELS:
         section = ModelSection(name=name, **({"norm": 4.0} if name == "least-squares" else {}))
         assert all(getattr(section, option.name) is not None for option in find_model(name).options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from sottovoce.data.federated import load_holdings
 from sottovoce.data.partition import Split, choose_class_sets, split_by_column, split_rows
 from sottovoce.errors import InputError, PlanError
 from sottovoce.plan import Plan
+from sottovoce.plan.data import SplitKind
 
-KINDS = ("iid", "labels", "sizes", "dirichlet", "order")
+KINDS = [kind for kind in get_args(SplitKind) if kind != "column"]  # what a plan may say
 exact = settings(derandomize=True, deadline=None, max_examples=60)
 
 

@@ -59,65 +59,6 @@ Quick = Annotated[bool, Option("--quick", help="A smaller version that takes les
 MOST_PROGRAMS = 4000  # compiled ones that are kept; a run on the digits has 17
 
 
-def rehearse(
-    plan: PlanFile = None,
-    settings: Settings = None,
-    public: Annotated[
-        str | None, Option(help="Public rows: a dataset's name, a table, an .npz with x and y.")
-    ] = None,
-    keep: Annotated[
-        list[str] | None, Option(help="A key or section that stays as it is; may be repeated.")
-    ] = None,
-    runs: Annotated[
-        int | None,
-        Option(help="Private federations at most (default: 120, or what --minutes allows)."),
-    ] = None,
-    minutes: Annotated[
-        float | None, Option(help="About how long it may take; at least five runs are made.")
-    ] = None,
-    clients: Annotated[
-        int | None, Option(help="Number of clients, if only the private table has it.")
-    ] = None,
-    samples: Annotated[
-        int | None,
-        Option(
-            help="Rows of each client, if only the private table has it (with data.client: all "
-            "rows of the client, validation and test rows included; else its training rows)."
-        ),
-    ] = None,
-    seed: Annotated[int, Option(help="Another stand-in and other noise.")] = 0,
-    out: Annotated[
-        Path | None, Option(help="A new or empty folder (default: runs/rehearsal-…).")
-    ] = None,
-    resume: Annotated[
-        bool, Option("--resume", help="Continue the rehearsal that was stopped in --out.")
-    ] = False,
-    on: On = None,
-    as_json: Annotated[bool, Option("--json", help="rehearsal.json on stdout.")] = False,
-    quiet: Quiet = False,
-) -> None:
-    """Choose rounds, step, clipping, schedule, model and features before any private row is read.
-
-    Runs whole private federations like the plan's on a stand-in: public rows, or rows made up for
-    this kind of data. Costs no privacy, provided that what --public names is public, which cannot
-    be checked. Writes plan.toml (ready to train, every choice with its reason),
-    rehearsal.json and report.html. Ctrl-C keeps what is done.
-
-    \b
-    Examples:
-      sottovoce rehearse
-      sottovoce rehearse plan.toml --minutes 10 --out rehearsed
-      sottovoce rehearse plan.toml --public survey.csv --keep model
-      sottovoce rehearse plan.toml --resume --out rehearsed
-    """
-    options = dict(locals())
-    keep_compiled_programs()
-    from sottovoce.studies.rehearsal.rehearsing import run_command
-
-    del options["plan"], options["settings"], options["keep"]
-    run_command(plan, settings or [], keep=keep or [], **options)
-
-
 # With rich installed typer escapes "[required]" in help texts, also where it prints them plainly.
 typer.core.HAS_RICH = False
 
@@ -783,7 +724,66 @@ def fetch(
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(server_app, name="server")
 app.add_typer(node_app, name="node")
-app.command()(rehearse)
+
+
+@app.command()
+def rehearse(
+    plan: PlanFile = None,
+    settings: Settings = None,
+    public: Annotated[
+        str | None, Option(help="Public rows: a dataset's name, a table, an .npz with x and y.")
+    ] = None,
+    keep: Annotated[
+        list[str] | None, Option(help="A key or section that stays as it is; may be repeated.")
+    ] = None,
+    runs: Annotated[
+        int | None,
+        Option(help="Private federations at most (default: 120, or what --minutes allows)."),
+    ] = None,
+    minutes: Annotated[
+        float | None, Option(help="About how long it may take; at least five runs are made.")
+    ] = None,
+    clients: Annotated[
+        int | None, Option(help="Number of clients, if only the private table has it.")
+    ] = None,
+    samples: Annotated[
+        int | None,
+        Option(
+            help="Rows of each client, if only the private table has it (with data.client: all "
+            "rows of the client, validation and test rows included; else its training rows)."
+        ),
+    ] = None,
+    seed: Annotated[int, Option(help="Another stand-in and other noise.")] = 0,
+    out: Annotated[
+        Path | None, Option(help="A new or empty folder (default: runs/rehearsal-…).")
+    ] = None,
+    resume: Annotated[
+        bool, Option("--resume", help="Continue the rehearsal that was stopped in --out.")
+    ] = False,
+    on: On = None,
+    as_json: Annotated[bool, Option("--json", help="rehearsal.json on stdout.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Choose rounds, step, clipping, schedule, model and features before any private row is read.
+
+    Runs whole private federations like the plan's on a stand-in: public rows, or rows made up for
+    this kind of data. Costs no privacy, provided that what --public names is public, which cannot
+    be checked. Writes plan.toml (ready to train, every choice with its reason),
+    rehearsal.json and report.html. Ctrl-C keeps what is done.
+
+    \b
+    Examples:
+      sottovoce rehearse
+      sottovoce rehearse plan.toml --minutes 10 --out rehearsed
+      sottovoce rehearse plan.toml --public survey.csv --keep model
+      sottovoce rehearse plan.toml --resume --out rehearsed
+    """
+    options = dict(locals())
+    keep_compiled_programs()
+    from sottovoce.studies.rehearsal.rehearsing import run_command
+
+    del options["plan"], options["settings"], options["keep"]
+    run_command(plan, settings or [], keep=keep or [], **options)
 
 
 @app.command()

@@ -43,26 +43,25 @@ def train(
     """Run a plan, or continue a run, and print the result for people or as JSON."""
     stream = sys.stderr if as_json else sys.stdout
     if resume:
-        checkpoint.require_out(out)
+        folder = checkpoint.require_out(out)
         if path is not None or settings or seed is not None:
             raise InputError(
                 "--resume continues with the plan and the seed of the run; "
                 "leave PLAN, --set and --seed out"
             )
-    plan = Plan.load(path, settings)
-    if plan.needs_python:
-        raise InputError(
-            "data.name = arrays, model.name = custom and parts are given from Python; "
-            "use sottovoce.simulate, or name a dataset and a model (or where yours is: model.own)"
-        )
-    if seed is not None:
-        seeds.refuse_seed(plan.noise, seed)
-        seeds.check_seed(seed)
-    folder = out if out is not None else progress.name_new_folder(plan)
-    if resume:
         record = checkpoint.load(folder)[2]
         plan = Plan(**record["plan"])
     else:
+        plan = Plan.load(path, settings)
+        if plan.needs_python:
+            raise InputError(
+                "data.name = arrays, model.name = custom and parts are given from Python; use "
+                "sottovoce.simulate, or name a dataset and a model (or where yours is: model.own)"
+            )
+        if seed is not None:
+            seeds.refuse_seed(plan.noise, seed)
+            seeds.check_seed(seed)
+        folder = out if out is not None else progress.name_new_folder(plan)
         require_empty(folder)
     trackers = [Tracker(name, plan.to_dict(), folder) for name in log]
     if plan.data.path is not None and not resume:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from sottovoce.client.node import Node
+    from sottovoce.data.federated import Given
     from sottovoce.plan import Plan
 
 #: A warning is given where more than this share of a client's rows is touched, and more than a few.
@@ -136,45 +137,46 @@ def check_plan(plan: Plan) -> Report:
         raise InputError.of("data.path", None, "your own table or arrays", remedy)
     from sottovoce.data.federated import deal_arrays, deal_classes, read_arrays
 
-    if not data.is_array_file:
+    given = read_arrays(plan) if data.is_array_file else None
+    if given is not None:
+        report = _check_array_file(plan, given)
+    else:
         source = Source(**data.table(), target=plan.regression)
         is_split = not isinstance(data.test, str)
         report = check_table(source, plan.rows_per_person, is_split=is_split)
-        if not report.errors and data.person is None:  # a person's rows are counted nowhere
-            try:
-                deal_classes(plan, *_list_rows(report))
-            except SottovoceError as error:
-                report.fail(str(error))
-        return _judge_plan(report, plan)
-    given, target = read_arrays(plan), plan.regression
-    how: Any = {"target": target, "classes": given.classes}
-    (x, y), owner = cast(Any, given.train), given.client
+    try:  # what training does next
+        if given is not None and not report.errors:
+            deal_arrays(plan, given, seed=0)
+        elif data.person is None and not report.errors:  # a person's rows are counted nowhere
+            deal_classes(plan, *_list_rows(report))
+    except SottovoceError as error:
+        report.fail(str(error))
+    return _judge_plan(report, plan)
+
+
+def _check_array_file(plan: Plan, given: Given) -> Report:
+    how: Any = {"target": plan.regression, "classes": given.classes}
     counted, weighed = not (given.validation or given.test), not plan.rows_per_person
-    name, files = Path(data.path).name, (data.validation, data.test)
-    report = check_arrays(name, x, y, owner, **how, has_weights=weighed, counted=counted)
-    for file, pair in zip(files, (given.validation, given.test), strict=True):
+    (x, y), name = cast(Any, given.train), Path(str(plan.data.path)).name
+    report = check_arrays(name, x, y, given.client, **how, has_weights=weighed, counted=counted)
+    files = (plan.data.validation, given.validation), (plan.data.test, given.test)
+    for file, pair in files:
         if pair is not None:
             shown = report.name_evaluation(str(file))
             report.add_evaluation(check_arrays(shown, *cast(Any, pair), **how))
-    if not report.errors:  # as training does
-        try:
-            deal_arrays(plan, given, seed=0)
-        except SottovoceError as error:
-            report.fail(str(error))
-    return _judge_plan(report, plan)
+    return report
 
 
 def _list_rows(report: Report) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return the class and the client of as many rows as were counted, in another order."""
-    clients = tables.sort_texts(report.clients)
-    classes = [*sum(report.labels.values(), Counter())] or [""]  # a number to predict has none
-    counts = np.array(
-        [[report.labels[c][y] if y else report.clients[c] for y in classes] for c in clients]
-    )
-    client, label = np.indices(counts.shape).reshape(2, -1)
-    return np.repeat(label, counts.reshape(-1)), np.repeat(client, counts.reshape(-1)).astype(
-        np.int32
-    )
+    counted = [
+        (client, label, count)
+        for client, name in enumerate(tables.sort_texts(report.clients))
+        for label, count in (report.labels[name] or {"": report.clients[name]}).items()
+    ]  # a number to predict has no labels
+    clients, labels, counts = zip(*counted, strict=True)
+    classes = np.unique(labels, return_inverse=True)[1]
+    return np.repeat(classes, counts), np.repeat(np.array(clients, np.int32), counts)
 
 
 def _judge_plan(report: Report, plan: Plan) -> Report:
@@ -190,7 +192,7 @@ def _judge_plan(report: Report, plan: Plan) -> Report:
             f"data.clients must be {clients}, the clients of column {plan.data.client}, got "
             f"{plan.data.clients}; leave it out, it follows from the table"
         )
-    rows = test or 0
+    rows: int | float = 0 if isinstance(test, str) else test
     if isinstance(test, str):
         rows = report.evaluation.get(test, report.evaluation.get(Path(test).name, 0))
     tested = round(rows * report.rows) if isinstance(rows, float) else rows
