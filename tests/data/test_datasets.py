@@ -358,44 +358,12 @@ def packed(files: dict[str, bytes]) -> bytes:
 
 def test_idx_round_trip() -> None:
     values = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    np.testing.assert_array_equal(parse_idx(idx(values), file="f", dimensions=3), values)
+    np.testing.assert_array_equal(parse_idx(idx(values)), values)
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (b"", "magic number 2049, got 0"),
-        (b"plain", "be a complete gzip file"),
-        (idx(np.zeros(9, np.uint8))[:-4], "be a complete gzip file"),
-        (idx(np.zeros((2, 2), np.uint8)), "magic number 2049, got 2050"),
-        (gzip.compress(b"\0\0\x08\1", mtime=0), "magic number 2049"),
-        (
-            gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 9, 1]), mtime=0),
-            "must unpack to 17 bytes, got 9",
-        ),
-        (
-            gzip.compress(bytes([0, 0, 8, 1, 255, 255, 255, 255]), mtime=0),
-            "must unpack to 4294967303",
-        ),
-    ],
-)
-def test_damaged_idx_is_named(content: bytes, named: str) -> None:
-    with pytest.raises(DataError) as caught:
-        parse_idx(content, file="labels.gz", dimensions=1)
-    assert str(caught.value).startswith("labels.gz ")
-    assert named in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (b"", "whole number of 3073-byte records, got 0 bytes"),
-        (bytes(3072), "whole number of 3073-byte records, got 3072 bytes"),
-        (b"\x0a" + bytes(3072), "labels 0 to 9, got 10"),
-    ],
-)
-def test_damaged_cifar10_is_named(content: bytes, named: str) -> None:
-    with pytest.raises(DataError) as caught:
-        parse_cifar10(content, file="data_batch_1.bin")
-    assert str(caught.value).startswith("data_batch_1.bin ")
-    assert named in str(caught.value)
+def test_cifar10_round_trip() -> None:
+    planes = np.arange(2 * 3072, dtype=np.uint16).astype(np.uint8).reshape(2, 3, 32, 32)
+    content = b"".join(bytes([label]) + rows.tobytes() for label, rows in enumerate(planes, 8))
+    pixels, labels = parse_cifar10(content)
+    assert labels.tolist() == [8, 9]
+    np.testing.assert_array_equal(pixels.reshape(2, 32, 32, 3).transpose(0, 3, 1, 2), planes)

@@ -150,7 +150,7 @@ def test_the_categories_are_those_of_the_data_dictionary() -> None:
     if not path.is_file():
         pytest.skip("data_dictionary.json is not beside the files")
     dictionary = json.loads(path.read_text("utf-8"))
-    for column in (*datasets.ACS, datasets.INCOME):
+    for column in datasets.ACS:
         values = dictionary[column.name]["values"]
         if isinstance(column, datasets.Choice):
             absent = {"N"} if column.name in ("MSP", "EDU", "DREM", "DPHY") else set()
@@ -182,8 +182,8 @@ ADULT_CELLS = (
 @pytest.mark.parametrize("leak", sorted({*LEAKS, "PWGTP", "WGTP", "PUMA", "INDP"}))
 def test_a_column_left_out_has_no_effect(leak: str) -> None:
     assert leak not in {column.name for column in datasets.ACS}
-    x, _ = datasets.parse_acs(acs_row(), file="f")
-    changed, y = datasets.parse_acs(acs_row(**{leak: "1"}), file="f")
+    x, _ = datasets.parse_acs(acs_row())
+    changed, y = datasets.parse_acs(acs_row(**{leak: "1"}))
     np.testing.assert_array_equal(changed, x)
     assert y.tolist() == [leak != "PINCP"]
 
@@ -197,64 +197,18 @@ def test_every_column_of_acs_and_adult_is_used_or_left_out_on_purpose() -> None:
 
 @pytest.mark.parametrize(("income", "label"), [("25000.0", 0), ("25000.5", 1), ("-9000.0", 0)])
 def test_the_threshold(income: str, label: int) -> None:
-    assert datasets.parse_acs(acs_row(PINCP=income), file="f")[1].tolist() == [label]
+    assert datasets.parse_acs(acs_row(PINCP=income))[1].tolist() == [label]
 
 
 def test_rows_without_an_income_are_dropped() -> None:
     child = acs_row(PINCP="N", MSP="N", EDU="N", AGEP="3", DREM="N", DPHY="N")
     both = acs_row() + child.splitlines()[1]
-    assert len(datasets.parse_acs(both, file="f")[1]) == 1
-    with pytest.raises(DataError, match="must hold rows with an income, got none"):
-        datasets.parse_acs(child, file="f")
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (b"", "the 24 columns PUMA, AGEP, … WGTP"),
-        (b"a,b\n1,2\n", "the 24 columns"),
-        (acs_row().splitlines()[0], "the 24 columns"),
-        (acs_row() + b"1,2\n", "must have 24 cells in row 3, got 2"),
-        (b"\xff" + acs_row(), "must be plain ASCII text"),
-        (acs_row(AGEP="100"), "AGEP as a number from 0 to 99, got '100'"),
-        (acs_row(AGEP="nan"), "AGEP as a number from 0 to 99, got 'nan'"),
-        (acs_row(NPF="x"), "NPF as a number from 2 to 20, got 'x'"),
-        (acs_row(SEX="N"), "SEX as one of 1, 2, got 'N'"),
-        (acs_row(MSP="N"), "MSP as one of 1, 2, 3, 4, 5, 6, got 'N'"),
-        (acs_row(INDP_CAT="19"), "INDP_CAT as one of N, 0, 1, 2, 3, 4, …, got '19'"),
-        (acs_row(PINCP="lots"), "PINCP as a number from -9000 to 1.341e+06, got 'lots'"),
-    ],
-)
-def test_damaged_acs_is_named(content: bytes, named: str) -> None:
-    with pytest.raises(DataError) as caught:
-        datasets.parse_acs(content, file="national2018.csv")
-    sentence = str(caught.value)
-    assert sentence.startswith("national2018.csv must ")
-    assert named in sentence
-    assert "\n" not in sentence
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (b"", "the 15 columns age, workclass, … income"),
-        (b"|a remark only\n", "the 15 columns"),
-        (b"1, 2\n", "must have 15 cells in row 1, got 2"),
-        (ADULT_CELLS.replace(">50K", "50K").encode(), "income as one of <=50K, >50K, got '50K'"),
-        (ADULT_CELLS.replace("Cuba", "Mars").encode(), "native-country as one of United-States,"),
-        (ADULT_CELLS.replace("50, P", "?, P").encode(), "age as a number from 0 to 99, got '?'"),
-    ],
-)
-def test_damaged_adult_is_named(content: bytes, named: str) -> None:
-    with pytest.raises(DataError) as caught:
-        datasets.parse_adult(content, file="adult.data")
-    assert str(caught.value).startswith("adult.data must ")
-    assert named in str(caught.value)
+    assert len(datasets.parse_acs(both)[1]) == 1
 
 
 def test_unknown_cells_of_adult_are_zeros() -> None:
-    x, _ = datasets.parse_adult(ADULT_CELLS.encode(), file="f")
-    unknown, _ = datasets.parse_adult(ADULT_CELLS.replace("Cuba", "?").encode(), file="f")
+    x, _ = datasets.parse_adult(ADULT_CELLS.encode())
+    unknown, _ = datasets.parse_adult(ADULT_CELLS.replace("Cuba", "?").encode())
     assert (x.sum() - unknown.sum(), unknown[0, -41:].sum()) == (1.0, 0.0)
 
 
@@ -315,28 +269,28 @@ def test_ipums_is_known_by_its_blob_id(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("content", "named"),
+    "content",
     [
-        (b"", "must be 3 lines of 58 numbers, got 0 lines of no"),
-        (ipums(rows=2), "got 2 lines of 58"),
-        (ipums(57, rows=3), "got 3 lines of 57"),
-        (ipums(58, rows=2) + ipums(59, rows=1), "got 3 lines of 58 or 59"),
-        (ipums(rows=3).replace(b"-3", b"x"), "must hold numbers only"),
-        (ipums(rows=3).replace(b"-3", b"inf"), "finite numbers, and 0 or 1 last"),
-        (ipums(rows=3).replace(b" 0\n", b" 2\n"), "finite numbers, and 0 or 1 last"),
-        (b"\xff" + ipums(rows=3), "must be plain ASCII text"),
+        b"",
+        ipums(rows=2),
+        ipums(57, rows=3),
+        ipums(58, rows=2) + ipums(59, rows=1),
+        ipums(rows=3).replace(b"-3", b"x"),
+        ipums(rows=3).replace(b"-3", b"inf"),
+        ipums(rows=3).replace(b" 0\n", b" 2\n"),
+        b"\xff" + ipums(rows=3),
     ],
 )
-def test_damaged_ipums_is_named(content: bytes, named: str) -> None:
-    with pytest.raises(DataError) as caught:
-        datasets.parse_ipums(content, file="IPUMS-US.dat", rows=3)
-    assert str(caught.value).startswith("IPUMS-US.dat must ")
-    assert named in str(caught.value)
+def test_ipums_of_another_form_is_refused(content: bytes) -> None:
+    with pytest.raises(
+        DataError, match=r"^IPUMS-US\.dat must be 3 lines of 58 finite numbers, 0 or"
+    ):
+        datasets.parse_ipums(content, rows=3)
 
 
 def test_ipums_has_bounded_features_whatever_the_numbers() -> None:
     line = " ".join(["1e300", "-1e300", "1e-300", "0", *["12"] * 53, "1"]).encode()
-    x, _ = datasets.parse_ipums(line, file="f", rows=1)
+    x, _ = datasets.parse_ipums(line, rows=1)
     assert np.abs(x).max() < 15
     assert x[0, 0] == -x[0, 1]
 
