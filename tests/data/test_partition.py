@@ -480,6 +480,19 @@ def test_public_rows_that_do_not_fit_are_refused(own, sentence):
         Plan(data={"clients": 10, **own})
 
 
+@pytest.mark.parametrize(
+    ("sizes", "share", "taken"), [([2] * 200, 0.1, 40), ([2] * 10, 0.1, 2), ([1, 1, 9, 9], 0.1, 2)]
+)
+def test_clients_of_few_rows_give_validation_and_test_rows_with_every_seed(sizes, share, taken):
+    """Both sets are rounded; where both want the one spare row of a client, others give theirs."""
+    owner = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        dealt = split_by_column(owner, validation=share, test=share, rng=rng)
+        assert {len(dealt.validation), len(dealt.test)} <= {taken, taken + 1}
+        assert all(map(len, dealt.clients))
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=20),

@@ -9,7 +9,7 @@ without noise, so that nothing of it is written to a run or sent to a server.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -42,6 +42,7 @@ LABEL_REMEDY = (
     ", or list the class in data.columns; a number to predict needs model.loss = squared or huber"
 )
 ONE_CLASS = "all labels are of one class: there is nothing to learn; give rows of every class"
+SEEDS = 3  # some splits fit with one seed and not with another
 SHOWN = 20  # clients or classes on one line, columns of a list
 _WORDS = {
     "missing": "empty in this column and are read as {middle}",
@@ -137,21 +138,31 @@ def check_plan(plan: Plan) -> Report:
         raise InputError.of("data.path", None, "your own table or arrays", remedy)
     from sottovoce.data.federated import deal_arrays, deal_classes, read_arrays
 
-    given = read_arrays(plan) if data.is_array_file else None
-    if given is not None:
+    if data.is_array_file:
+        given = read_arrays(plan)
         report = _check_array_file(plan, given)
+        _check_deal(report, lambda seed: deal_arrays(plan, given, seed))
     else:
         source = Source(**data.table(), target=plan.regression)
         is_split = not isinstance(data.test, str)
         report = check_table(source, plan.rows_per_person, is_split=is_split)
-    try:  # what training does next
-        if given is not None and not report.errors:
-            deal_arrays(plan, given, seed=0)
-        elif data.person is None and not report.errors:  # a person's rows are counted nowhere
-            deal_classes(plan, *_list_rows(report))
-    except SottovoceError as error:
-        report.fail(str(error))
+        if data.person is None:  # the rows of a person are not counted
+            _check_deal(report, lambda seed: deal_classes(plan, *_list_rows(report), seed))
     return _judge_plan(report, plan)
+
+
+def _check_deal(report: Report, deal: Callable[[int], object]) -> None:
+    """Add an error where rows without errors cannot be dealt as the plan says, with any seed."""
+    refusal = ""
+    for seed in range(SEEDS if not report.errors else 0):
+        try:
+            deal(seed)
+        except SottovoceError as error:
+            refusal = str(error)
+        else:
+            return
+    if refusal:
+        report.fail(refusal)
 
 
 def _check_array_file(plan: Plan, given: Given) -> Report:

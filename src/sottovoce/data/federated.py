@@ -554,7 +554,7 @@ def _deal_samples(
     )
 
 
-def deal_classes(plan: Plan, labels: NDArray[Any], owner: NDArray[np.int32]) -> None:
+def deal_classes(plan: Plan, labels: NDArray[Any], owner: NDArray[np.int32], seed: int) -> None:
     """Deal rows of these classes and clients as the plan says; refuse them where that cannot be."""
     other = Samples(np.zeros((1, 1), np.float32), np.zeros(1, np.int32))  # a row of another file
     steering, tested = (
@@ -562,7 +562,7 @@ def deal_classes(plan: Plan, labels: NDArray[Any], owner: NDArray[np.int32]) -> 
     )
     train = Samples(np.zeros((len(labels), 1), np.float32), labels)
     named = None if plan.data.client is None else owner
-    _deal_samples(plan, 0, train, (1,), Classes(0), steering, tested, named)
+    _deal_samples(plan, seed, train, (1,), Classes(0), steering, tested, named)
 
 
 def _number_persons(ids: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

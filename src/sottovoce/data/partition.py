@@ -134,13 +134,21 @@ def split_by_column(
 def _take_fraction(
     sizes: NDArray[np.int64], spare: NDArray[np.bool_], fraction: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Take a fraction of each client's rows, rounded so that the sum is right to within one."""
+    """Take a fraction of each client's rows, rounded so that the sum is right to within one.
+
+    Where a client has no row to spare, another one gives the row whose fraction was rounded down.
+    """
     ends = np.floor(np.cumsum(sizes) * fraction + rng.random()).astype(np.int64)
     wanted = np.diff(ends, prepend=0)
     first = np.cumsum(sizes) - sizes
     free = np.cumsum(spare)  # the number of spare rows up to each row
     nth = free - np.repeat(free[first] - spare[first], sizes)  # the same within its client
-    return np.flatnonzero(spare & (nth <= np.repeat(wanted, sizes)))
+    taken = spare & (nth <= np.repeat(wanted, sizes))
+    if (lacking := int(ends[-1] - taken.sum())) > 0:
+        most = np.repeat(np.ceil(sizes * fraction), sizes)
+        others = np.flatnonzero(spare & ~taken & (nth <= most))
+        taken[rng.permutation(others)[:lacking]] = True
+    return np.flatnonzero(taken)
 
 
 def split_rows(
