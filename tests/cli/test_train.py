@@ -459,7 +459,7 @@ def test_a_cnn_that_began_on_one_device_goes_on_with_one(tmp_path):
     assert record["result"]["model_sha256"] == whole["result"]["model_sha256"]
 
 
-def test_the_names_in_plans_are_the_names_in_the_rooms():
+def test_plans_name_the_datasets_and_model_options_that_there_are():
     assert set(DATASETS) == {*datasets.DATASETS, "arrays"}
     for name, own in datasets.DATASETS.items():
         assert DATASETS[name].classes == own.classes

@@ -543,6 +543,8 @@ def test_overrides_drop_what_they_leave_without_effect() -> None:
     labels = Plan.load(None, ["data.split=labels", "data.labels_per_client=3"])
     assert labels.data.labels_per_client == 3
     assert labels.replace("data.split=iid").data.labels_per_client is None
+    precise = Plan.load(None, ["server.weights=precision", "server.divergence=2"])
+    assert precise.replace("server.weights=samples").server.divergence is None
     assert labels.replace("data.split=labels") == labels
     # Explicit in the override itself: refused as in a plan.
     assert "rounds.beta has no effect" in refusal_of(

@@ -191,7 +191,7 @@ def _list_rows(report: Report) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
 
 
 def _judge_plan(report: Report, plan: Plan) -> Report:
-    """Add what the plan says of other clients, and a warning of few rows to test on."""
+    """Add errors where the plan does not fit the clients, and a warning of few test rows."""
     test, clients = plan.data.test, len(report.clients)
     known = plan.data.client is not None and clients > 0
     try:
@@ -249,7 +249,7 @@ def check_table(source: Source, rows_per_person: int = 0, *, is_split: bool = Fa
         reader.ids = [source.person]
     wanted = [name for name, kind in opened.schema.items() if name and not kind.is_nested()]
     reader.read(opened, wanted)
-    reader.conclude()
+    reader.judge_columns()
     reader.judge_rows(len(wanted), rows_per_person, is_split and source.person is None)
     kinds = tables.guess_kinds(opened.path) if source.infer else {}
     for column in layout.inferred:
@@ -268,7 +268,7 @@ def check_table(source: Source, rows_per_person: int = 0, *, is_split: bool = Fa
             kinds_there = {c: kind for c, kind in scan.schema.items() if c in reader.ids}
             public.ids = [c for c, kind in kinds_there.items() if tables.has_cells_to_read(kind)]
             public.read(scan, [layout.label, *layout.columns, *public.ids])
-            public.conclude()
+            public.judge_columns()
             public.judge_shared_ids(reader)
         report.add_evaluation(other)
     return report
@@ -377,7 +377,7 @@ class _TableReader:
             self.persons[column].append(pairs["id"].hash(seed=1).to_numpy())
         report.rows += len(batch)
 
-    def conclude(self) -> None:
+    def judge_columns(self) -> None:
         """Add what the counts say of columns and labels."""
         report, label = self.report, self.layout.label
         for column, spec in self.layout.columns.items():

@@ -1,15 +1,17 @@
 """Partition rows among clients, the validation set and the test set.
 
 A split is a few lists of row numbers, and no row is in two of them: rows of validation and test
-belong to no client (those that `column` takes are clients' own). Everything is drawn from the given
-`rng`, in this order: one permutation of the rows (validation first, then test, then the clients'
-share), then what the kind of split draws.
+belong to no client, except with `column`. Everything is drawn from the given `rng`, in this order:
+one permutation of the rows (validation first, then test, then the clients' share), then what the
+kind of split draws.
 
 - `iid`: every client draws from all classes alike.
 - `sizes`: iid, with the listed numbers of rows; g sizes are spread over g equal groups of clients.
 - `order`: the rows in their order, client after client; validation and test rows are the last.
 - `labels`: every client holds k classes, in equal amounts, and different clients different mixes.
 - `dirichlet`: every client's class proportions are a draw from Dirichlet(α, …, α).
+- `column` (`split_by_column`): a column names the client of each row, and validation and test rows
+  are taken from clients.
 """
 
 from __future__ import annotations

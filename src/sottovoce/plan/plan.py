@@ -349,9 +349,9 @@ class Plan(Section):
     def load(cls, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Self:
         """Load the plan of a TOML file, or the embedded one, with `--set` overrides (KEY=VALUE).
 
-        An override that changes `data.name`, `data.split`, `model.name` or `rounds.schedule` drops
-        the keys of the file that then have no effect, and a new `data.name` also drops
-        `data.samples`, `data.validation` and `data.test`; keys set by overrides are kept.
+        An override drops the keys of its section that it leaves without effect, as another model,
+        schedule or split those of the old one, and `privacy.clients` both budgets. Another dataset
+        or table also drops how many rows each party has. Keys set by overrides are kept.
         `data.path`, a file as `data.validation` or `data.test`, `model.own`, a file of
         `model.features`, and `privacy.clients` are relative to the plan's folder in a file, to the
         current one in an override.
@@ -411,7 +411,7 @@ class Plan(Section):
     def replace(self, *settings: str, **values: object) -> Self:
         """Return this plan with other values, given as for `--set` or by dotted names.
 
-        Keys that lose their effect are dropped, as in `load`.
+        Keys that lose their effect by it are dropped as in `load`.
 
         >>> plan = Plan.load().replace("rounds.schedule=fixed", **{"privacy.epsilon": 4})
         >>> plan.rounds.beta is None, plan.privacy.epsilon
@@ -639,17 +639,17 @@ def _find_dropped_keys(section: str, key: str, value: Any, old: Mapping[str, Any
     conditions = TABLES[section].conditions()
     gone = [k for k, when in conditions if when.switch == key and when.value != value]
     match section, key:
-        case "privacy", "clients":
+        case "privacy", "clients":  # the file has both
             gone = ["epsilon", "delta"]
+        # Another dataset, or a table instead of one, has other rows, and nothing of a table stays.
         case "data", "name" if value != (None if "path" in old else old.get("name", "digits")):
             gone += ["path", *TABLE_KEYS, "samples", "validation", "test", "public"]
             gone += ["split"] if "client" in old else []
         case "data", "path" if "path" not in old:
             gone += ["name", "samples", "validation", "test", "public"]
-        case "data", "client" if "client" not in old:
+        case "data", "client" if "client" not in old:  # the column says who holds what
             gone += ["clients", "split", "samples", "labels_per_client", "alpha"]
-        case "data", "split":
-            # How many rows fit depends on how they are dealt.
+        case "data", "split":  # how many rows fit depends on how they are dealt
             gone += ["samples"] if value != old.get("split", "iid") else []
             gone += ["client", "evaluation"] if value != "column" else []
     return gone

@@ -278,7 +278,9 @@ class Server(Section):
         default="samples",
         description="what an upload is weighed by: rows, or (for unequal budgets) precision",
     )
-    divergence: Annotated[Number, Field(ge=0, le=1e12)] | None = optional(
+    divergence: Annotated[
+        Annotated[Number, Field(ge=0, le=1e12)] | None, When("weights", "precision", None)
+    ] = optional(
         "how much clients' gradients differ, Γ², for precision (absent: 0 iid, or C²)", 0.0
     )
     aggregation: Aggregation | None = optional(
@@ -316,9 +318,6 @@ class Server(Section):
 
     @model_validator(mode="after")
     def _check_finish(self) -> Self:
-        if self.divergence is not None and self.weights != "precision":
-            where = "with server.weights = samples"
-            raise PlanError.no_effect("server.divergence", where, "remove it or choose precision")
         self._check_with(self.finish)
         return self
 
