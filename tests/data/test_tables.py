@@ -237,6 +237,14 @@ def test_a_malformed_table(tmp_path: Path, raw: bytes, says: str) -> None:
     assert says in refusal(tmp_path, GOOD)
 
 
+def test_a_row_with_too_many_cells_is_refused_whatever_columns_are_used(tmp_path: Path) -> None:
+    """Else its cells are read as those of the next column: here a zip code would be an age."""
+    rows = [f"{'no' if i % 2 else 'yes'},{'fm'[i % 2]},a note,10,{40 + i}\n" for i in range(60)]
+    rows[6] = rows[6].replace("a note", "a note, and more")
+    (tmp_path / "people.csv").write_text("rich,sex,note,zip,age\n" + "".join(rows))
+    assert "row 7 of people.csv has more than 5 cells; correct it" in refusal(tmp_path, GOOD)
+
+
 def test_malformed_clients_and_labels(tmp_path: Path) -> None:
     (tmp_path / "people.csv").write_text("town,age,sex,rich\na,1,f,no\n ,2,m,yes\n")
     assert "row 2 of people.csv names no client" in refusal(tmp_path, GOOD | {"client": "town"})

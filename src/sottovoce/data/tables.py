@@ -128,10 +128,13 @@ class Scan:
 
     def batches(self, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
         """Yield the rows in their order, as the file has them, `BATCH` at a time."""
+        # Only if polars reads all columns of a CSV does it refuse a row with too many cells, in
+        # which those of one column stand in another.
+        is_csv = self.path.suffix.lower() == ".csv"
+        frame = self.frame if is_csv else self.frame.select(columns)
         with translate_errors(self.path):
-            yield from self.frame.select(columns).collect_batches(
-                chunk_size=BATCH, maintain_order=True
-            )
+            for batch in frame.collect_batches(chunk_size=BATCH, maintain_order=True):
+                yield batch.select(columns)
 
     def require_column(self, column: str, key: str) -> None:
         """Refuse a column that does not exist, with a suggestion, or whose type is not usable."""
