@@ -906,7 +906,7 @@ def check_pair(
         if isinstance(pair, tuple) and len(pair) == 2:
             what = tuple(str(getattr(half, "dtype", type(half).__name__)) for half in pair)
         raise InputError.of(name, what, bound, remedy) from None
-    if not reads_texts and np.ndim(rows) < len(x.shape):
+    if not (stream or reads_texts) and np.ndim(rows) < len(x.shape):
         remedy = 'choose one that reads texts, as model.features = "wordllama"'
         raise InputError.of(name, "texts", "numbers without a network in model.features", remedy)
     if len(x.shape) < 2 or len(y.shape) != 1 or len(x) != len(y) or 0 in x.shape:
