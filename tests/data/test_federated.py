@@ -161,14 +161,10 @@ def test_texts_need_a_network_that_reads_them(tmp_path):
 @pytest.mark.parametrize(
     ("content", "out", "said"),
     [
-        (b"hello", "out.npz", "rows.npy cannot be read as arrays: it is no .npy file"),
+        (b"hello", "out.npz", "rows.npy cannot be read as samples: it is no .npy file"),
         (None, "out.npz", "FILE must be a file that exists"),
-        (
-            X[:, 0],
-            "out.npz",
-            "x must be an array of numbers or texts, got 'float32 of shape (120,)'",
-        ),
-        (np.full((3, 2), "a"), "out.npz", "x must be an array of numbers or texts"),
+        (X[:, 0], "out.npz", "x must be an array with a row a sample, got (120,)"),
+        (np.full((3, 2), "a"), "out.npz", "rows.npy cannot be read as samples: could not convert"),
         (X, "none/out.npz", "out must be a new .npz file in a folder that exists"),
     ],
 )

@@ -108,6 +108,13 @@ class Report:
         found = [f"{level}: {text}" for level, _, text in findings]
         return [*lines, "", *(found or ["nothing to warn of"])]
 
+    def count_rows(self, clients: Sequence[str], labels: Sequence[str | None]) -> None:
+        """Count rows by client, and by class; without labels where they are numbers."""
+        self.clients.update(clients)
+        for (client, label), count in Counter(zip(clients, labels, strict=False)).items():
+            if label is not None:
+                self.labels[client][label] += count
+
     def warn(self, text: str, column: str = "") -> None:
         """Add a warning, of a column or of the whole."""
         self.findings.append(("warning", column, f"{column}: {text}" if column else text))
@@ -324,7 +331,7 @@ class _TableReader:
         """Count one batch."""
         import polars as pl
 
-        report, flags = self.report, dict[str, pl.Series]()
+        report = self.report
         names = pl.Series("client", [""] * len(batch))
         if self.client is not None:
             names = tables.as_text(batch[self.client]).fill_null("(none)").alias("client")
@@ -336,7 +343,7 @@ class _TableReader:
             cells = batch[column]
             is_target = column == self.layout.label and self.layout.target is not None
             for kind, mask in _mark_cells(cells, spec, is_target).items():
-                flags[f"{kind}:{column}"] = mask
+                report.columns[column][kind].update(names.filter(mask).to_list())
                 if kind == "unknown":
                     others = tables.as_text(cells).filter(mask).value_counts(sort=True).head(SHOWN)
                     self.others[column] += Counter(dict(others.iter_rows()))
@@ -356,20 +363,8 @@ class _TableReader:
             if len(self.values[column]) <= SHOWN:
                 texts = tables.as_text(cells).drop_nulls().unique().head(SHOWN + 1)
                 self.values[column].update(texts.to_list())
-        counted = pl.DataFrame([names, *(mask.alias(key) for key, mask in flags.items())])
-        counted = counted.group_by("client", maintain_order=True).agg(
-            pl.len().alias(""), pl.all().sum()
-        )
-        for line in counted.iter_rows(named=True):
-            client = line.pop("client")
-            report.clients[client] += line.pop("")
-            for key, count in line.items():
-                kind, _, column = key.partition(":")
-                report.columns[column][kind] += Counter({client: count} if count else {})
-        labels = tables.as_text(batch[self.layout.label]).alias("label")
-        pairs = pl.DataFrame([names, labels]).drop_nulls().group_by(pl.all()).len()
-        for client, label, count in pairs.rows() if self.layout.target is None else ():
-            report.labels[client][label] += count
+        labels = tables.as_text(batch[self.layout.label]).to_list()
+        report.count_rows(names.to_list(), labels if self.layout.target is None else ())
         self.hashes[""].append(batch.hash_rows(seed=1).to_numpy())
         for column in self.ids:
             pairs = pl.DataFrame([names, tables.as_text(batch[column]).alias("id")]).drop_nulls()
@@ -650,10 +645,7 @@ def check_arrays(
         return report
     rows, is_text = samples.x, x.ndim == 1  # texts, packed into numbers
     labels = samples.y.astype(str)
-    for client in np.unique(names).tolist():
-        report.clients[client] = int((names == client).sum())
-        if target is None:
-            report.labels[client].update(labels[names == client].tolist())
+    report.count_rows(names.tolist(), labels.tolist() if target is None else ())
     if target is not None:
         outside = float(np.mean((y < target.low) | (y > target.high)))
         if outside > TOUCHED:

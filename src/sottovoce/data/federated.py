@@ -161,19 +161,13 @@ def summarise_fairness(
     tested = rows > 0
     accuracies = hits[tested] / rows[tested]
     quantiles = {"min": 0.0, "q1": 0.25, "median": 0.5, "q3": 0.75, "max": 1.0}
-    pairs, group = np.unique(np.stack([epsilon, delta], axis=1), axis=0, return_inverse=True)
-    group = group.reshape(-1)
-    by_budget: list[BudgetGroup] = [
-        {
-            "epsilon": float(pairs[g, 0]),
-            "delta": float(pairs[g, 1]),
-            "clients": int((tested & (group == g)).sum()),
-            "rows": int(rows[group == g].sum()),
-            "accuracy": float(hits[group == g].sum() / rows[group == g].sum()),
-        }
-        for g in range(len(pairs))
-        if rows[group == g].sum() > 0 and not np.isnan(pairs[g]).any()  # NaN: a hidden budget
-    ]
+    by_budget: list[BudgetGroup] = []
+    for e, d in np.unique(np.stack([epsilon, delta], axis=1), axis=0).tolist():
+        group = (epsilon == e) & (delta == d)  # of nobody where a budget is hidden: NaN
+        if (count := int(rows[group].sum())) > 0:
+            clients, accuracy = int((tested & group).sum()), float(hits[group].sum() / count)
+            entry = {"epsilon": e, "delta": d, "clients": clients, "rows": count}
+            by_budget.append(cast(Any, entry | {"accuracy": accuracy}))
     return {
         "shown": True,
         "clients": int(tested.sum()),
@@ -308,27 +302,19 @@ def _apply_lens(lens: Lens, x: Any, beside: Path | None) -> NDArray[np.float32]:
 
 
 def compute_features(file: Path, network: str, out: Path, *, project: int | None = None) -> str:
-    """Write the features of an array file's samples to another, and say what it holds."""
+    """Write the features of a file's samples to an array file, beside its other arrays."""
     if out.suffix != ".npz" or out.exists() or not out.parent.is_dir():
         bound = "a new .npz file in a folder that exists"
         raise InputError.of("out", str(out), bound, "name another")
-    stored: dict[str, Any]
-    try:
-        stored = {"x": read_npy(file)} if file.suffix.lower() == ".npy" else dict(read_npz(file))
-    except FileNotFoundError:
-        raise InputError.of("FILE", str(file), "a file that exists", "check its name") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read as arrays: {why(error)}") from None
-    given = stored.get("x", np.zeros(0))
-    are_texts = given.dtype.kind == "U" and given.ndim == 1
-    if not are_texts and (given.dtype.kind not in "fiu" or given.ndim < 2):
-        what = f"{given.dtype} of shape {given.shape}" if "x" in stored else sorted(stored)
-        raise InputError.of("x", what, "an array of numbers or texts", "a row a sample")
-    x = as_samples(given)
+    x = tables.read_samples(file)
+    if x.ndim < 2:
+        raise InputError.of("x", x.shape, "an array with a row a sample", "or texts")
+    stored: dict[str, Any] = read_npz(file) if file.suffix.lower() == ".npz" else {}
+    arrays = stored if "x" in stored else {}  # else its only array is x
     lens = build_network(network, x.shape[1:], project)
-    stored["x"] = _apply_lens(lens, x.reshape(len(x), -1), None)
+    arrays["x"] = _apply_lens(lens, x.reshape(len(x), -1), None)
     with out.open("xb") as target:
-        np.savez(target, **stored)
+        np.savez(target, **arrays)
     return f"{out}: {len(x):,} samples of {lens.width} features; network SHA-256 {lens.sha256}"
 
 

@@ -382,7 +382,7 @@ class Data(Section):
                 fitting, bound = (".npz",), "an .npz file beside arrays"
             if isinstance(file, str) and not file.lower().endswith(fitting):
                 raise PlanError.of(f"data.{key}", file, bound, "save the table as one of these")
-            if key != "path" and isinstance(file, str) and _are_one_file(file, str(self.path)):
+            if key != "path" and isinstance(file, str) and _locate(file) == _locate(self.path):
                 remedy = (
                     "the server would hold all rows that clients train on; name other rows, or a "
                     "fraction of these"
@@ -500,8 +500,8 @@ class Data(Section):
             )
 
 
-def _are_one_file(one: str, other: str) -> bool:
-    return os.path.normpath(Path(one).absolute()) == os.path.normpath(Path(other).absolute())
+def _locate(file: str | None) -> str:
+    return os.path.normpath(Path(file or "").absolute())
 
 
 def _complete_dataset(values: dict[str, Any]) -> dict[str, Any]:
