@@ -435,6 +435,14 @@ def test_a_label_is_shown_as_it_is_compared_with_the_classes(tmp_path: Path) -> 
     assert read_table(listed).y.tolist() == [1, 0]
 
 
+def test_a_column_that_is_left_out_may_name_the_clients(table: Path) -> None:
+    """Its list is empty, so that it is no feature."""
+    held = build(plan_of(table, client="town", columns=COLUMNS | {"town": []}), seed=1).held
+    assert len(held.names) == 6
+    assert held.layout is not None
+    assert list(held.layout.columns) == ["age", "sex"]
+
+
 def test_columns_without_a_name_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "people.csv").write_text("age,sex,rich,,\n1,f,no,7,\n2,m,yes,8,\n")
     assert list(guess_kinds(tmp_path / "people.csv")) == ["age", "sex", "rich", ""]

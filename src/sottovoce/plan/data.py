@@ -421,7 +421,7 @@ class Data(Section):
             if column is None:
                 continue
             others = [other for other, name in roles.items() if name == column and other != key]
-            if column == label or column in columns or (others and key == "data.text"):
+            if column == label or columns.get(column) or (others and key == "data.text"):
                 other = "data.label" if column == label else "a feature in data.columns"
                 raise PlanError(
                     f"{key} = {column[:60]!a} is {others[0] if others else other} too; a column "
