@@ -271,6 +271,12 @@ def test_an_npz_is_read_like_arrays(tmp_path):
     assert np.array_equal(other.train.y, held.train.y)
 
 
+def test_clients_whose_numbers_are_no_int64_are_not_taken_for_one(tmp_path):
+    sites = np.array([1e19, 2e19, 3.0])[np.arange(120) % 3]
+    held = load_holdings(plan_of(write_npz(tmp_path, site=sites), client="site"), seed=1)
+    assert (len(held.samples), held.samples.min() > 0) == (3, True)
+
+
 def test_an_npz_may_name_the_client_of_each_row(tmp_path):
     sites = np.array(["west", "east", "north"])[np.arange(120) % 3]
     path = write_npz(tmp_path, site=sites)

@@ -818,7 +818,8 @@ def read_labels(name: str, labels: Any) -> NDArray[Any]:
     if missing.any():
         row = int(missing.argmax()) + 1
         raise InputError(f"row {row} of {name} is missing; give it one or leave the row out")
-    return y.astype(np.int64) if kind == "f" and (y % 1 == 0).all() else y
+    is_whole = kind == "f" and bool(((y % 1 == 0) & (np.abs(y) < 2**63)).all())
+    return y.astype(np.int64) if is_whole else y
 
 
 def _check_evaluation(
