@@ -741,14 +741,12 @@ class Classes:
             if least >= 0 and most < self.count:
                 kind = np.dtype(np.int32)
                 return replace(labels, dtype=kind) if is_stored(labels) else labels.astype(kind)
-            raise InputError.of(
-                f"{name} labels",
-                least if least < 0 else most,
-                f"below {self.count}, as in the public validation and test rows"
-                if most >= self.count
-                else "whole numbers from 0, as in the public validation and test rows",
-                "show every class there, so that the number of classes is public",
+            bad, bound = (
+                (most, f"below {self.count}") if least >= 0 else (least, "whole numbers from 0")
             )
+            bound += ", as in the public validation and test rows"
+            remedy = "show every class there, so that the number of classes is public"
+            raise InputError.of(f"{name} labels", bad, bound, remedy)
         found, where = np.unique(np.asarray(labels), return_inverse=True)
         known = self.names or tuple(map(str, range(self.count)))
         codes = {text: i for i, text in enumerate(known)}
