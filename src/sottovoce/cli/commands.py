@@ -394,9 +394,10 @@ def init(
         raise InputError.of("PATH", str(path), "a file that can be written", remedy) from None
     todo = f"edit it, then run: sottovoce train {path}"
     if table is not None:
-        label = "the label (of a measurement also target and loss)"
-        todo = f"fill in {label} and what is public about the columns, then run: "
-        todo += f"sottovoce check {path}, and train"
+        todo = (
+            "fill in the label (of a measurement also target and loss) and what is public about "
+            f"the columns, then run: sottovoce check {path}, and train"
+        )
     click.echo(f"{path} is written; {todo}")
 
 

@@ -177,11 +177,10 @@ def _check_array_file(plan: Plan, given: Given) -> Report:
     counted, weighed = not (given.validation or given.test), not plan.rows_per_person
     (x, y), name = cast(Any, given.train), Path(str(plan.data.path)).name
     report = check_arrays(name, x, y, given.client, **how, has_weights=weighed, counted=counted)
-    files = (plan.data.validation, given.validation), (plan.data.test, given.test)
-    for file, pair in files:
-        if pair is not None:
-            shown = report.name_evaluation(str(file))
-            report.add_evaluation(check_arrays(shown, *cast(Any, pair), **how))
+    for key in ("validation", "test"):
+        if (pair := getattr(given, key)) is not None:
+            shown = report.name_evaluation(str(getattr(plan.data, key)))
+            report.add_evaluation(check_arrays(shown, *pair, **how))
     return report
 
 
