@@ -280,6 +280,15 @@ def test_labels_that_differ_in_case_only_are_said_where_all_are_listed(tmp_path)
     assert any(text.startswith("the labels No, no differ in upper and lower") for text in texts)
 
 
+def test_one_file_to_steer_by_and_to_test_on_is_said_to_flatter(folder):
+    write_csv(folder / "later.csv", make_rows()[:300])
+    files = 'validation = "later.csv"\ntest = "later.csv"\n[data.columns]'
+    (folder / "plan.toml").write_text(PLAN.replace("[data.columns]", files))
+    assert "data.validation and data.test are one file" in run("check", "plan.toml").output
+    (folder / "plan.toml").write_text(PLAN)
+    assert "are one file" not in run("check", "plan.toml").output
+
+
 def test_evaluation_files_of_one_name_are_both_checked(folder):
     for year, rows in (("2019", 300), ("2020", 200)):
         (folder / year).mkdir()

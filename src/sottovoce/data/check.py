@@ -209,6 +209,11 @@ def _judge_plan(report: Report, plan: Plan) -> Report:
             f"data.clients must be {clients}, the clients of column {plan.data.client}, got "
             f"{plan.data.clients}; leave it out, it follows from the table"
         )
+    if isinstance(test, str) and test == plan.data.validation:
+        report.warn(
+            "data.validation and data.test are one file: rows that steer a run flatter its result; "
+            "name other rows for one of them"
+        )
     rows: int | float = 0 if isinstance(test, str) else test
     if isinstance(test, str):
         rows = report.evaluation.get(test, report.evaluation.get(Path(test).name, 0))
