@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -276,6 +277,25 @@ def test_half_a_wish_makes_no_vault(tmp_path, monkeypatch, path, node, terms, wo
     with pytest.raises(InputError, match=words):
         ledger.create_vault(path, node, **terms)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, whose mistake it is")
+def test_root_is_asked_for_the_user_to_whom_the_vaults_folder_belongs(tmp_path, rows):
+    """The folder of the vault counts, wherever its node file lies."""
+    home = tmp_path / "srv"
+    home.mkdir()
+    node = tmp_path / "ward.toml"
+    node.write_text(
+        'schema = 1\nname = "ward"\nvault = "srv/ward.vault"\n[data]\npath = "rows.npz"\n'
+        "classes = 2\n[policy]\nepsilon = 4.0\ndelta = 1e-6\nclip = 1.0\n"
+    )
+    for owner, remedy in ((1, "add --user daemon"), (54321, "make a user with the id 54321")):
+        os.chown(home, owner, owner)
+        refused = command("create", "--node", node)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr.count("\n") == 1
+        assert remedy in refused.stderr
+        assert list(home.iterdir()) == []
 
 
 # Checks

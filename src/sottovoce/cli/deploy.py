@@ -207,7 +207,7 @@ def show_node_status(
     from sottovoce.flower import deploy
 
     beside = node.absolute().parent
-    owner = beside.owner() if beside.is_dir() else None
+    owner = ledger.find_owner(beside)
     usual_state = Path(f"/var/lib/{owner}/state")
     if state is None and "SOTTOVOCE_STATE" not in os.environ and usual_state.is_dir():
         state = usual_state

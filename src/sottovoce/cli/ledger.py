@@ -101,10 +101,11 @@ def create(
     """
     terms = {name: value for name, value in locals().items() if value is not None}
     from sottovoce.client import ledger
+    from sottovoce.client.node import Node
 
     for name in ("vault", "node", "user", "state", "second_ledger", "as_json"):
         terms.pop(name, None)
-    ledger.act_as(user, state, beside=node or vault)
+    ledger.act_as(user, state, beside=vault if node is None else Node.load(node).vault)
     summary = ledger.create_vault(vault, node, second_ledger=second_ledger, **terms)
     print_result(summary.to_json() if as_json else ledger.format_statement(summary))
     for sentence in summary.policy.advise():

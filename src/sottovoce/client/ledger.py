@@ -413,17 +413,21 @@ def verify(path: str | Path) -> Verification:
 def act_as(user: str | None, state: Path | None, *, beside: Path | None) -> None:
     """Become the user whose vault is made, for the rest of this process; set its state folder.
 
-    Root makes no vault in somebody else's folder: its second witness would lie in root's home,
-    where the client's own process never looks.
+    `beside` is the vault, or a file that lies beside it. Root makes no vault in somebody else's
+    folder: its second witness would lie in root's home, where the client's own process never looks.
     """
     if state is not None:
         os.environ["SOTTOVOCE_STATE"] = str(state)
     if user is None:
         folder = None if beside is None else beside.absolute().parent
         if os.geteuid() == 0 and folder is not None and folder.exists() and folder.stat().st_uid:
+            owner, number = find_owner(folder), folder.stat().st_uid
+            remedy = f"add --user {owner}"
+            if owner is None:
+                remedy = f"make a user with the id {number} and name it with --user"
             raise InputError(
-                f"{folder} belongs to {folder.owner()}, and root's own second witness would be of "
-                f"no use to it; add --user {folder.owner()}"
+                f"{folder} belongs to {owner or number}, and root's own second witness would be of "
+                f"no use to it; {remedy}"
             )
         return
     try:
@@ -438,6 +442,14 @@ def act_as(user: str | None, state: Path | None, *, beside: Path | None) -> None
     os.setgid(owner.pw_gid)
     os.setuid(owner.pw_uid)
     os.environ["HOME"] = owner.pw_dir
+
+
+def find_owner(folder: Path) -> str | None:
+    """Return the user that a folder belongs to; None where there is no such folder or user."""
+    try:
+        return folder.owner()
+    except (OSError, KeyError):
+        return None
 
 
 def create_from_data(
