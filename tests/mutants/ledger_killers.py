@@ -470,6 +470,32 @@ def a_restore_burns_all_that_is_known():
             assert _spent_in(saved) >= max(proof.spent for proof in proofs)
 
 
+def a_restore_burns_no_less_than_two_copies_have_spent():
+    """One backup was in use twice: receipts of both show that neither knows of all releases."""
+    home = folder()
+    saved, again = home / "saved" / "ward.vault", home / "again" / "ward.vault"
+    for place in (saved, again):
+        place.parent.mkdir()
+    with machine(home / "one"):
+        place = _vault(home)
+        _released(place, 0)
+        backup(place, saved)
+        shutil.copy(saved, again)
+        before = _spent_in(place)
+        here = _released(place, 1, 2)
+    with machine(home / "two"):
+        restore(again, nothing_since=True)
+        _released(again, 3)
+        with Vault.open(again, dataset=DATA) as vault:
+            there = vault.tighten(replace(vault.policy, clip=0.5))
+    assert there.seq == here.seq
+    spent = here.spent + there.spent - before
+    with machine(home / "three"):
+        for receipts in ([here, there], [there, here]):
+            if not _refused(restore, saved, receipts=receipts):
+                assert _spent_in(saved) >= spent
+
+
 def a_restore_takes_proofs_of_its_own_vault_only():
     """Another vault's receipt, newer and cheap, says nothing of what this one has released."""
     home = folder()
@@ -849,6 +875,7 @@ LEDGER = [
     receipts_cannot_be_tried_out, tightened_caps_are_within_their_budget,
     an_older_pair_is_not_taken_for_the_newest, a_parted_vault_is_not_taken_for_the_newest,
     an_older_vault_is_not_moved_into_service, a_restore_burns_all_that_is_known,
+    a_restore_burns_no_less_than_two_copies_have_spent,
     a_restore_takes_proofs_of_its_own_vault_only, a_gap_is_paid_for_as_far_as_it_is_known,
     a_machine_without_a_witness_trusts_no_file, a_vault_that_went_on_elsewhere_needs_a_word,
     a_word_given_elsewhere_is_not_mistaken_for_a_crash, a_copied_witness_restores_nothing_by_itself,

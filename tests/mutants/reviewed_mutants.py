@@ -1335,7 +1335,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "client.vault.rebinding",
         "Nobody knows under which terms the first sums were released: only the loosest are true of all.",
         "a_restore_states_the_terms_of_lost_sums",
-        (("honest=MOST_COUNTED, corrupt=0, epsilon_alone=None)", "corrupt=0)"),),
+        (("honest=books.policy.most_honest, corrupt=0, epsilon_alone=None)", "corrupt=0)"),),
     ),
     (
         "a table is dealt to new vaults without a word",

@@ -1011,6 +1011,59 @@ def test_what_has_parted_can_only_be_burnt(place, tmp_path, elsewhere):
         assert int(vault.tank("x").left) == 0
 
 
+def test_receipts_of_two_copies_that_have_parted_are_not_taken_for_one(place, tmp_path, elsewhere):
+    """What both released adds up, and no receipt of either knows of the other's."""
+    used(place)
+    saved, other = tmp_path / "saved.vault", tmp_path / "other.vault"
+    backup(place, saved)
+    shutil.copy2(saved, other)
+    with Vault.open(place, dataset=DATASET) as vault:
+        vault.store(book(vault, 0, run="run-c"), b"here")
+        vault.store(book(vault, 1, run="run-c"), b"here")
+        here = vault.receipt()
+    elsewhere()
+    restore(other, nothing_since=True)  # a word that was not true
+    there = []
+    with Vault.open(other, dataset=DATASET) as vault:
+        for t in range(3):
+            paid = book(vault, t, [2], run="run-d")
+            vault.store(paid, b"there")
+            there.append(paid.receipt)  # it leaves with the answer
+    same = next(receipt for receipt in there if receipt.seq == here.seq)
+    later = there[-1]  # with a smaller sum than an earlier line
+    assert later.seq > here.seq
+    assert later.spent < here.spent
+    for receipts in ([here, same], [VaultReceipt.from_json(same.to_json()), here], [later, here]):
+        with pytest.raises(VaultRefusal, match="two copies that have parted"):
+            restore(saved, receipts=receipts)
+    restore(saved, receipts=[here, later], burn_rest=True)
+    with Vault.open(saved, dataset=None) as vault:
+        assert vault.spent == FULL
+
+
+def test_a_receipt_of_a_line_beyond_all_lines_is_refused(place):
+    """The line of a restore follows on it, and those after that one need numbers, too."""
+    used(place)
+    before = place.read_bytes()
+    with Vault.open(place, dataset=DATASET) as vault:
+        far = VaultReceipt(vault.id, 2**53 - 1, "ab" * 32, spent=FULL, alone=FULL)
+    for burn_rest in (False, True):
+        with pytest.raises(InputError, match=r"receipt\.seq must be at most"):
+            restore(place, receipts=[far], burn_rest=burn_rest)
+    assert place.read_bytes() == before
+
+
+def test_a_backup_of_the_largest_budget_can_be_burnt(place, tmp_path):
+    """Under the loosest terms of sums that this budget can have, which are fewer than 1,024."""
+    Vault.create(place, Policy(1e6, 0.1, 9, 1.0), dataset=DATASET).close()
+    saved = tmp_path / "saved.vault"
+    backup(place, saved)
+    restore(saved, burn_rest=True)
+    with Vault.open(saved, dataset=None) as vault:
+        assert vault.spent == FULL
+        assert 1 < vault.promised.honest == vault.policy.most_honest < 1024
+
+
 def test_the_newest_state_needs_no_restoring(place):
     used(place)
     with pytest.raises(PolicyRefusal, match="just use it"):

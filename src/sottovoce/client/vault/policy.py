@@ -114,7 +114,7 @@ formula does not keep its promise, so a vault does not take it
             raise InputError.of("sum.epsilon_alone", alone, bound, "leave it out for h noises")
         capacity = self.capacity()
         if self.honest > 1 and self.share * capacity > _MOST_ALONE:
-            bound = f"at most {int(_MOST_ALONE / capacity)} with epsilon = {self.epsilon:g}"
+            bound = f"at most {self.most_honest} with epsilon = {self.epsilon:g}"
             raise InputError.of("sum.honest", self.honest, bound, "choose a smaller epsilon")
         if type(self.disclose) is not bool:
             raise InputError.of(
@@ -161,6 +161,11 @@ formula does not keep its promise, so a vault does not take it
             return float(self.honest)
         alone = _compute_capacity(self.epsilon_alone, self.delta, self.calibration)
         return min(float(self.honest), alone / self.capacity() * (1 - 2**-20))
+
+    @property
+    def most_honest(self) -> int:
+        """The most clients whose noise may be counted with this budget."""
+        return max(1, min(MOST_COUNTED, int(_MOST_ALONE / self.capacity())))
 
     def count_alone(self, capacity: float) -> int | None:
         """Return the parts of a tank of this capacity that `epsilon_alone` is worth, if set."""

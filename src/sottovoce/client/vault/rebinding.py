@@ -31,12 +31,7 @@ from typing import Any
 from sottovoce.client.vault import witness
 from sottovoce.client.vault.chest import Chest, resolve_path, state_second_ledger
 from sottovoce.client.vault.journal import MOST_UNPAID, OVERLAPS, Books
-from sottovoce.client.vault.policy import (
-    MOST_COUNTED,
-    Policy,
-    count_withheld_units,
-    require_tighter,
-)
+from sottovoce.client.vault.policy import Policy, count_withheld_units, require_tighter
 from sottovoce.client.vault.vault import require_dataset
 from sottovoce.client.vault.witness import VaultReceipt, sync_folder
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
@@ -67,6 +62,7 @@ def backup(path: str | Path, out: str | Path) -> VaultReceipt:
 
 
 NOTHING_SINCE = "nothing was released since"  # as it stands in the chain
+_LAST_LINE = 2**52  # that a proof may name; half of what a receipt can number
 
 
 def rebind(
@@ -175,6 +171,9 @@ def restore(
             if proof.vault != books.id:
                 remedy = "give one of this vault"
                 raise InputError.of("receipt", proof.vault, f"of the vault {books.id}", remedy)
+            if proof.seq > _LAST_LINE:  # the lines after it would have no numbers
+                remedy = "no vault has so many lines, so ask again for its newest receipt"
+                raise InputError.of("receipt.seq", proof.seq, f"at most {_LAST_LINE}", remedy)
         unknown = [proof for proof in proofs if not chest.contains(proof)]
         witnessed = seen is not None and chest.is_known()
         in_place = witnessed and not (chest.is_copy() or chest.is_backup or chest.is_second())
@@ -220,7 +219,17 @@ def _recall_promise(books: Books, unknown: list[VaultReceipt], spent: int) -> Po
             require_tighter(books.policy, promise, spent=0)
             if spent <= FULL - count_withheld_units(promise, books.capacity):
                 return promise
-    return replace(books.policy, honest=MOST_COUNTED, corrupt=0, epsilon_alone=None)
+    return replace(books.policy, honest=books.policy.most_honest, corrupt=0, epsilon_alone=None)
+
+
+def _have_parted(proofs: Sequence[VaultReceipt], spent: int) -> bool:
+    """Return whether no single ledger, with `spent` before, can have given all these receipts.
+
+    A line has one hash, and what is spent never falls.
+    """
+    hashes = dict[int, str]()
+    sums = [spent, *(p.spent for p in sorted(proofs, key=lambda p: p.seq) if p.spent is not None)]
+    return sums != sorted(sums) or any(hashes.setdefault(p.seq, p.hash) != p.hash for p in proofs)
 
 
 def _require_proof(
@@ -232,6 +241,8 @@ def _require_proof(
     newest_known = max((proof.seq for proof in unknown if proof.spent is not None), default=0)
     if any(proof.seq <= chest.books.seq for proof in unknown):
         why = "it has parted from the vault that gave the receipt: both were in use"
+    elif _have_parted(unknown, chest.books.spent):
+        why = "its receipts are of two copies that have parted: both were in use"
     elif any(proof.seq > newest_known for proof in unknown):
         why = "the newer receipt does not say how much was spent"
     elif any(proof.seq > max([0, *(t.seq for t in trusted if t)]) for proof in unknown):
