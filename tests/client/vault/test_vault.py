@@ -371,6 +371,38 @@ def test_a_vault_is_never_replaced(place):
         Vault.create(place, POLICY, dataset=DATASET)
 
 
+@pytest.mark.parametrize("end", [".lock", ".part", ".room", ".witness", ".secrets", "-journal"])
+def test_no_vault_has_the_name_of_a_file_beside_another(tmp_path, end):
+    """The other one would overwrite or remove it: its lock, its draft, its room for an upload."""
+    with Vault.create(tmp_path / "ward", POLICY, dataset=DATASET):
+        pass
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InputError, match="name must be a file's name"):
+        Vault.create(tmp_path / f"other{end}", POLICY, dataset=OTHER)
+    with pytest.raises(InputError, match="name must be a file's name"):
+        backup(tmp_path / "ward", tmp_path / f"other{end}")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("path", ["/", "..", "."])
+def test_a_folder_is_no_name_for_a_vault(tmp_path, monkeypatch, path):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    with pytest.raises(InputError, match="name must be a file's name"):
+        Vault.create(path, POLICY, dataset=DATASET)
+    assert list(tmp_path.rglob("*")) == [inside]
+
+
+def test_a_file_of_somebody_elses_is_not_taken_for_a_lock(tmp_path):
+    """A lock's content is overwritten with the number of the process that has it."""
+    (tmp_path / "poetry.lock").write_text("# by another program\n")
+    with pytest.raises(VaultRefusal, match="is not the lock of a vault"):
+        Vault.create(tmp_path / "poetry", POLICY, dataset=DATASET)
+    assert (tmp_path / "poetry.lock").read_text() == "# by another program\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["poetry.lock"]
+
+
 def test_a_second_opening_is_refused_at_once(vault, place, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits for the lock"))
     with pytest.raises(VaultRefusal, match=f"in use by process {os.getpid()}"):

@@ -54,6 +54,12 @@ def take_lock(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: s
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             os.close(descriptor)  # root would give a file that another user chose to that user
             raise OSError(errno.ELOOP, "it is another file, too")
+        if os.pread(descriptor, 21, 0).strip(b"0123456789\n"):  # more than a process has written
+            os.close(descriptor)
+            raise VaultRefusal(
+                f"{file} is not the lock of a vault, and a lock needs this name; move that file, "
+                "or name the vault otherwise"
+            )
         witness.give_to_owner(descriptor, vault)
     except OSError as error:
         witness.refuse_reading(file, error)
@@ -120,6 +126,7 @@ class Chest:
         For rows that have a ledger on this machine the operator's word is needed; it is recorded
         with their ids and those of `others`, which may have some of these rows.
         """
+        require_usable_name(path)
         path = resolve_path(path.parent) / path.name  # a link there may be another user's choice
         with ExitStack() as held:
             held.callback(os.close, take_lock(path))
@@ -462,6 +469,16 @@ def state_second_ledger(
 def resolve_path(path: Path) -> Path:
     """Return the path without links, so that one vault has one lock whatever it is called."""
     return Path(os.path.realpath(path))
+
+
+_BESIDE = (".lock", ".part", ".room", ".secrets", ".witness", "-journal")
+
+
+def require_usable_name(path: Path) -> None:
+    """Refuse a name that is none, or that a vault gives to a file beside it, and may overwrite."""
+    if path.name in ("", "..") or path.name.endswith(_BESIDE):
+        bound = f"a file's name that does not end in {', '.join(_BESIDE)}"
+        raise InputError.of("name", path.name, bound, "such files lie beside a vault")
 
 
 def _require_unused(path: Path) -> None:

@@ -29,7 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.client.vault import witness
-from sottovoce.client.vault.chest import Chest, resolve_path, state_second_ledger
+from sottovoce.client.vault.chest import (
+    Chest,
+    require_usable_name,
+    resolve_path,
+    state_second_ledger,
+)
 from sottovoce.client.vault.journal import MOST_UNPAID, OVERLAPS, Books
 from sottovoce.client.vault.policy import Policy, count_withheld_units, require_tighter
 from sottovoce.client.vault.vault import require_dataset
@@ -40,6 +45,7 @@ from sottovoce.privacy.tank import FULL
 
 def backup(path: str | Path, out: str | Path) -> VaultReceipt:
     """Write a backup of the newest state to a new file; return the receipt of its last line."""
+    require_usable_name(Path(out))
     target = resolve_path(Path(out).parent) / Path(out).name
     with closing(Chest.open(Path(path), reading=True)) as chest:
         chest.require_newest(reading=True)
