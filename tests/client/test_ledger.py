@@ -225,6 +225,34 @@ def test_an_empty_vault_has_a_full_tank(tmp_path, rows):
         assert told.dataset == fingerprint(stored["x"], stored["y"])
 
 
+def test_a_budget_that_was_tightened_to_nothing_has_an_empty_tank(tmp_path, rows):
+    """It is worth less than one of the 2⁵⁰ parts that the vault was made with."""
+    path = tmp_path / "ward.vault"
+    ledger.create_from_data(path, data=rows, epsilon=1e6, delta=0.1, clip=1)
+    with Vault.open(path, dataset=fingerprint_file(rows)[0]) as vault:
+        vault.tighten(replace(vault.policy, epsilon=1e-6, delta=1e-100))
+        assert vault.limit == 0
+    told, _ = export_certificate(path, tmp_path / "out")
+    assert (told.left, told.spent) == (0.0, 0.0)
+    assert " 0.00 % left" in ledger.format_statement(told)
+    vaults.backup(path, tmp_path / "backup.vault")
+    ledger.rebind(tmp_path / "backup.vault", restored=True, burn_rest=True)
+    told = ledger.read_statement(tmp_path / "backup.vault")
+    assert "100.00 % burnt by restoring a backup" in ledger.format_statement(told)
+
+
+def test_no_more_than_all_of_a_tightened_budget_is_said_to_be_burnt(tmp_path, rows):
+    path, backup = tmp_path / "ward.vault", tmp_path / "backup.vault"
+    ledger.create_from_data(path, data=rows, epsilon=8, delta=1e-5, clip=1)
+    with Vault.open(path, dataset=fingerprint_file(rows)[0]) as vault:
+        vault.tighten(replace(vault.policy, epsilon=4.0))
+    vaults.backup(path, backup)
+    ledger.rebind(backup, restored=True, burn_rest=True)
+    told = ledger.read_statement(backup)
+    assert told.left == 0
+    assert "100.00 % burnt by restoring a backup" in ledger.format_statement(told)
+
+
 def test_a_file_that_does_not_count_its_rows_needs_their_number(tmp_path, rows):
     table = tmp_path / "rows.csv"
     table.write_text("a,b\n1,2\n")
@@ -389,6 +417,23 @@ def test_a_certificate_says_everything_and_loads_nothing(place, tmp_path):
     assert "http" not in text.replace("http-equiv", "")
 
 
+def test_a_certificate_counts_persons_where_they_are_protected(tmp_path):
+    rng = np.random.default_rng(1)
+    x, y, who = rng.normal(size=(12, 3)), rng.integers(0, 2, 12), np.arange(12) // 4
+    np.savez(tmp_path / "rows.npz", x=x, y=y, who=who)
+    node = tmp_path / "ward.toml"
+    for unit, person, counted in (("record", "", "Records 12"), ("person", "who", "Persons 3")):
+        node.write_text(
+            f'schema = 1\nname = "ward"\nvault = "{unit}.vault"\n[data]\npath = "rows.npz"\n'
+            + (f'person = "{person}"\n' if person else "")
+            + f'classes = 2\n[policy]\nepsilon = 4.0\ndelta = 1e-6\nclip = 1.0\nunit = "{unit}"\n'
+        )
+        ledger.create_vault(None, node, second_ledger=True)
+        _, folder = export_certificate(tmp_path / f"{unit}.vault", tmp_path / unit)
+        page = " ".join(Page((folder / "certificate.html").read_text("utf-8")).words)
+        assert counted in " ".join(page.split())
+
+
 def test_a_certificate_of_nothing_and_of_thousands(place, tmp_path, rows):
     from sottovoce.reports import certificate
 
@@ -493,6 +538,36 @@ def test_a_restored_backup_says_what_it_burnt(place, tmp_path, rows):
     assert told.burnt > 0
     assert "burnt by restoring a backup" in ledger.format_statement(told)
     jsonschema.validate(told.to_json(), SCHEMA)
+
+
+def test_a_certificate_does_not_deny_what_was_released_after_a_backup(tmp_path, rows):
+    """The restored ledger has no line of it, whether or not it has earlier releases."""
+    path, backup = tmp_path / "ward.vault", tmp_path / "backup.vault"
+    ledger.create_from_data(path, data=rows, epsilon=8, delta=1e-5, clip=1.0)
+    for t in range(2):
+        _, folder = export_certificate(path, tmp_path / f"before-{t}")
+        before = " ".join(Page((folder / "certificate.html").read_text("utf-8")).words)
+        assert ("Nothing has been released." in before) is (t == 0)
+        assert "A backup was restored" not in before
+        vaults.backup(path, backup)
+        with Vault.open(path, dataset=fingerprint_file(rows)[0]) as vault:
+            vault.store(
+                vault.reserve("run", t, request("run", t), [SHARE], server="s", facts={}), b"x"
+            )
+        copy = tmp_path / f"copy-{t}.vault"
+        shutil.copy2(backup, copy)
+        backup.unlink()
+        machine = os.environ["SOTTOVOCE_STATE"]
+        with pytest.MonkeyPatch.context() as patch:
+            other = tmp_path / f"state-{t}"
+            shutil.copytree(machine, other)
+            patch.setenv("SOTTOVOCE_STATE", str(other))
+            assert ledger.rebind(copy, restored=True).burnt == SHARE / FULL
+            told, folder = export_certificate(copy, tmp_path / f"after-{t}")
+        assert len(told.releases) == t
+        page = " ".join(Page((folder / "certificate.html").read_text("utf-8")).words)
+        assert "Nothing has been released." not in page
+        assert "What was released after it was made is not listed here" in page
 
 
 def test_an_operator_s_word_stands_on_the_certificate(place, tmp_path):

@@ -356,7 +356,7 @@ def describe_node(path: Path, *, share: float = SHARE, bins: int = BINS) -> Desc
     if head["kind"] != "upload":
         raise Refusal(f"the client refuses its own description ({head['code']}): {head['text']}")
     with Vault.open(node.vault, dataset=rows.fingerprint, wait=PATIENCE) as vault:
-        left = (vault.limit - vault.spent) / vault.limit if policy.disclose else None
+        left = vault.left if policy.disclose else None
     return make_description(
         layout,
         arrays[PARAMETER],

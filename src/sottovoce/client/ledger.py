@@ -172,7 +172,7 @@ def make_statement(vault: Vault) -> Statement:
         capacity=unit * vault.limit,
         spent=unit * vault.spent,
         burnt=unit * vault.burnt,
-        left=max(0.0, 1 - vault.spent / vault.limit),
+        left=vault.left,
         receipt=vault.receipt(),
         releases=tuple(releases),
         notes=tuple(notes),
@@ -234,10 +234,9 @@ def describe_turns(statement: Statement) -> str:
     ]
     if lost:
         clauses.append(f"{_count_nouns(lost, 'debit')} burnt without an upload")
-    if statement.burnt:
-        clauses.append(
-            f"{_format_share(statement.burnt / statement.capacity)} burnt by restoring a backup"
-        )
+    if burnt := statement.burnt:  # it may be more than a budget that was tightened
+        share = burnt / statement.capacity if burnt < statement.capacity else 1.0
+        clauses.append(f"{_format_share(share)} burnt by restoring a backup")
     return ", ".join(clauses)
 
 

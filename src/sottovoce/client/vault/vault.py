@@ -284,6 +284,11 @@ class Vault:
         return FULL - count_withheld_units(self.policy, self._books.capacity)
 
     @property
+    def left(self) -> float:
+        """The share of the budget that is left; a tightened one may be worth no part at all."""
+        return max(0.0, 1 - self.spent / self.limit) if self.limit else 0.0
+
+    @property
     def capacity(self) -> float:
         """μ² of 2⁵⁰ parts, for the vault's whole life."""
         return self._books.capacity

@@ -307,7 +307,7 @@ def read_node_status(path: Path, folder: Path) -> Status:
     try:
         with Vault.open(node.vault, dataset=None, wait=PATIENCE) as vault:
             entries = list(vault.entries())
-            left = max(0.0, 1 - vault.spent / vault.limit)
+            left = vault.left
             looks = f"{node.vault.name}: {len(entries):,} turns, {left:.1%} of the budget left"
             numbers["turns"] = len(entries)
             if entries:
@@ -316,7 +316,7 @@ def read_node_status(path: Path, folder: Path) -> Status:
             if vault.policy.disclose:
                 numbers["budget_left_ratio"] = left
             vault.require_running()
-            if left <= 0:
+            if left == 0:
                 wrong = f"{node.vault} is spent: this client declines every request from now on"
     except SottovoceError as error:
         state, wrong = os.environ.get("SOTTOVOCE_STATE"), str(error)
