@@ -16,7 +16,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from sottovoce.client import ledger
+from sottovoce.client import device, ledger
 from sottovoce.client import vault as vaults
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy, Vault, fingerprint, fingerprint_file
@@ -497,6 +497,45 @@ def test_changed_records_keep_every_debit(place, tmp_path):
     assert (after.spent, after.releases) == (before.spent, before.releases)
     assert after.policy == replace(before.policy, samples=150)
     assert "all debits stayed" in ledger.format_statement(after)
+
+
+@pytest.mark.parametrize("kind", ["persons", "table"])
+def test_a_client_with_a_node_file_is_told_how_to_rebind(tmp_path, kind):
+    """A file alone tells neither how many persons it is about nor how a node reads a table."""
+
+    def write(rows):
+        who = np.arange(rows) // 2
+        np.savez(tmp_path / "rows.npz", x=np.ones((rows, 2)), y=who % 2, who=who)
+        lines = ["a,y", *(f"{row % 5},{'pq'[row % 2]}" for row in range(rows))]
+        (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+
+    data, unit = {
+        "persons": ('path = "rows.npz"\nclasses = 2\nperson = "who"', 'unit = "person"'),
+        "table": (
+            'path = "rows.csv"\nlabel = "y"\n[data.columns]\na = [0.0, 5.0]\ny = ["p", "q"]',
+            "",
+        ),
+    }[kind]
+    node = tmp_path / "ward.toml"
+    node.write_text(
+        f'schema = 1\nname = "ward"\nvault = "ward.vault"\n[data]\n{data}\n[policy]\n'
+        f"epsilon = 4.0\ndelta = 1e-6\nclip = 1.0\n{unit}\n"
+    )
+    write(20)
+    ledger.create_vault(None, node)
+    write(30)
+    with pytest.raises(DatasetChanged, match=r"--node NODE\.toml --overlap all"):
+        device.check_node(Node.load(node))
+    if kind == "persons":
+        before = (tmp_path / "ward.vault").read_bytes()
+        with pytest.raises(PolicyRefusal, match=r"rebind --node NODE\.toml --overlap some"):
+            ledger.rebind(tmp_path / "ward.vault", data=tmp_path / "rows.npz", overlap="some")
+        assert (tmp_path / "ward.vault").read_bytes() == before
+    ledger.rebind(node=node, overlap="all")
+    device.check_node(Node.load(node))
+    assert ledger.read_statement(tmp_path / "ward.vault").policy.samples == (
+        15 if kind == "persons" else 30
+    )
 
 
 @pytest.mark.parametrize("held", ["statement", "certificate", "receipt"])

@@ -570,6 +570,7 @@ def rebind(
             samples=_require_samples(samples, counted),
             overlap=overlap,
             second_ledger=second_ledger,
+            counts_persons=node is not None,
         )
         return RebindResult(f"{path} now keeps the ledger of {data}; every debit stays", receipt)
     path = cast(Path, path)

@@ -72,11 +72,19 @@ _LAST_LINE = 2**52  # that a proof may name; half of what a receipt can number
 
 
 def rebind(
-    path: str | Path, *, dataset: str, samples: int, overlap: str, second_ledger: bool = False
+    path: str | Path,
+    *,
+    dataset: str,
+    samples: int,
+    overlap: str,
+    second_ledger: bool = False,
+    counts_persons: bool = False,
 ) -> VaultReceipt:
     """Bind a vault to changed data (R11). Every debit stays, for old and new records alike.
 
-    Data for which this machine has seen another ledger need `second_ledger`, as in `Vault.create`.
+    `counts_persons` says that `samples` are what the vault protects, also where these are persons,
+    as a node file counts them. Data for which this machine has seen another ledger need
+    `second_ledger`, as in `Vault.create`.
     """
     require_dataset(dataset)
     if overlap == "none":
@@ -92,6 +100,11 @@ def rebind(
         books = chest.books
         if (dataset, samples) == (books.dataset, books.policy.samples):
             raise PolicyRefusal(f"{chest.path} is bound to these records already; just use it")
+        if books.policy.unit == "person" and not counts_persons:
+            raise PolicyRefusal(
+                f"{chest.path} protects persons, and only a node file tells how many there are; "
+                f"run `sottovoce ledger rebind --node NODE.toml --overlap {overlap}`"
+            )
         facts: dict[str, Any] = {"from": books.dataset, "dataset": dataset, "overlap": overlap}
         facts["policy"] = replace(books.policy, samples=samples).to_json()
         with witness.hold_ledgers(dataset):  # or a creation at the same time sees none either

@@ -136,8 +136,8 @@ class Vault:
                 raise DatasetChanged(
                     # Without the fingerprints: logs are copied, and one confirms a guessed record.
                     f"{chest.path} keeps the ledger of other records than these; bring the old "
-                    f"ones back, or run `sottovoce ledger rebind {chest.path.name} DATA "
-                    "--overlap all`"
+                    "ones back, or run `sottovoce ledger rebind --node NODE.toml --overlap all` "
+                    f"(`rebind {chest.path.name} DATA` if it was made without a node file)"
                 )
         except BaseException:
             chest.close()
