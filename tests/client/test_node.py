@@ -14,9 +14,8 @@ from support.devices import rows
 
 HEAD = 'schema = 1\nname = "ward-3"\nvault = "ward-3.vault"\n'
 DATA = '[data]\npath = "rows.npz"\nclasses = 3\n'
-TABLE = (
-    '[data]\npath = "rows.csv"\nlabel = "ill"\ncolumns = { age = [0, 120], ill = ["no", "yes"] }\n'
-)
+COLUMNS = 'columns = { age = [0, 120], ill = ["no", "yes"] }'
+TABLE = f'[data]\npath = "rows.csv"\nlabel = "ill"\n{COLUMNS}\n'
 POLICY = "[policy]\nepsilon = 8.0\ndelta = 1e-5\nclip = 1.0\n"
 GOOD = HEAD + DATA + POLICY
 
@@ -136,6 +135,21 @@ MALFORMED = {
     "own with an empty name": ("model.own", GOOD + '[model]\nown = "package.net:"\n'),
     "own with an empty module": ("model.own", GOOD + '[model]\nown = ":model"\n'),
     "own from above": ("model.own", GOOD + '[model]\nown = "..net:model"\n'),
+    "a number of 5,000 digits": ("node.toml", GOOD + f"max_rounds = {'1' * 5000}\n"),
+    "values nested too deeply": ("node.toml", GOOD + f"[model]\nown = {'[' * 5000}{']' * 5000}\n"),
+    "columns a number": ("data.columns", instead(COLUMNS, "columns = 3", HEAD + TABLE + POLICY)),
+    "columns a number, and target": (
+        "data.columns",
+        instead(COLUMNS, "columns = 3\ntarget = [0, 9]", HEAD + TABLE + POLICY),
+    ),
+    "a path of 201 letters": (
+        "of 1 to 200 letters",
+        instead('path = "rows.npz"', f'path = "{"r" * 201}"'),
+    ),
+    "all that holds alone": (
+        "sum.epsilon_alone",
+        GOOD + '[policy.sum]\nroster = "r"\nkey = "k"\nhonest = 3\nepsilon_alone = inf\n',
+    ),
     "own as code": ("model.own", GOOD + '[model]\nown = "net:model()"\n'),
 }
 

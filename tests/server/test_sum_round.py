@@ -559,6 +559,9 @@ def test_terms_of_sums_are_only_tightened_after_a_release():
     for honest, corrupt in ((5, 1), (4, 0)):
         with pytest.raises(PolicyRefusal, match="terms of sums"):
             require_tighter(old, Policy(8, 1e-5, 40, 1.0, honest=honest, corrupt=corrupt), spent=1)
+    alone = replace(old, epsilon_alone=9.0)
+    with pytest.raises(PolicyRefusal, match=r"epsilon_alone = 9, and .*epsilon_alone = 11 was"):
+        require_tighter(alone, replace(old, epsilon_alone=11.0), spent=1)
     for terms in ({"honest": 3, "corrupt": 1}, {"honest": 4, "corrupt": 2}, {}):
         require_tighter(old, Policy(8, 1e-5, 40, 1.0, **terms), spent=1)
     require_tighter(old, Policy(8, 1e-5, 40, 1.0, honest=9), spent=0)

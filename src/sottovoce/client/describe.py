@@ -326,7 +326,7 @@ def is_node_file(path: Path) -> bool:
     """Return whether a TOML file is a node file: it names a vault. Another may be a plan."""
     try:
         return "vault" in tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (OSError, ValueError, RecursionError):  # `Node.load` says what is wrong with it
         return False
 
 

@@ -100,7 +100,7 @@ class Node:
             values = tomllib.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise InputError.of("node", str(path), "a file that exists", "write one") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # also a number of 5,000 digits
             raise InputError(
                 f"the node file {path.name} cannot be read as TOML: {why(error)}"
             ) from None
@@ -256,7 +256,8 @@ def _pop_table(policy: dict[str, Any], key: str) -> dict[str, Any] | None:
 
 def _require_text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not 1 <= len(value) <= 200 or not value.isprintable():
-        raise InputError.of(name, value, "a text of one line", "write it in the node file")
+        bound = "a text of one line, of 1 to 200 letters"
+        raise InputError.of(name, value, bound, "write it in the node file")
     return value
 
 
@@ -304,13 +305,15 @@ def _check_table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] |
     if "classes" in data:
         raise InputError("data.classes is that of the label's categories; leave it out")
     label = _require_text("data.label", data["label"])
-    if "target" in data and label in data["columns"]:
-        raise InputError(f"data.columns lists {label}, whose range is data.target; remove one")
-    if not isinstance(data["columns"], dict) or not ("target" in data or label in data["columns"]):
+    listed, has_target = data["columns"], "target" in data
+    if not isinstance(listed, dict) or not (has_target or label in listed):
+        included = "" if has_target else f", {label} included"
         raise InputError(
-            f"data.columns must say what is public of every column, {label} included; "
+            f"data.columns must say what is public of every column{included}; "
             "a node infers nothing from its data"
         )
+    if has_target and label in listed:
+        raise InputError(f"data.columns lists {label}, whose range is data.target; remove one")
     from sottovoce.plan.data import check_columns
 
     missing = data.get("missing", "middle")
@@ -318,7 +321,7 @@ def _check_table(data: Mapping[str, Any], is_table: bool) -> Mapping[str, Any] |
         remedy = "it says what a missing number becomes"
         raise InputError.of("data.missing", missing, '"middle" or "flag"', remedy)
     text = None if "text" not in data else _require_text("data.text", data["text"])
-    columns = check_columns(data["columns"], label)
+    columns = check_columns(listed, label)
     if text is not None and (text == label or text in columns):
         raise InputError(
             f"data.text = {text!a} is a feature or the label, too; a column has one role"

@@ -37,7 +37,7 @@ from sottovoce.client.vault import (
     resume,
     witness,
 )
-from sottovoce.client.vault.chain import encode_canonical
+from sottovoce.client.vault.chain import GENESIS, encode_canonical, link_line
 from sottovoce.client.vault.journal import Records
 from sottovoce.errors import (
     DatasetChanged,
@@ -1321,6 +1321,24 @@ def test_a_file_that_never_was_a_vault_is_not_called_damaged(tmp_path, place):
     place.write_bytes(place.read_bytes()[:-4096])
     with pytest.raises(VaultRefusal, match="is damaged"):
         Vault.open(place, dataset=DATASET)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"inode": "∞"}, {"capacity": "∞"}, {"capacity": 10**400}, {"capacity": 0}, {"vault": []},
+     {"policy": []}, {"dataset": None}],
+    ids=lambda change: str(change)[:25],
+)  # fmt: skip
+def test_an_impossible_line_is_damage_although_its_hash_fits(place, change):
+    Vault.create(place, POLICY, dataset=DATASET).close()
+    with unguarded_file(place) as db:
+        (time, payload) = db.execute("SELECT time, payload FROM entries").fetchone()
+        payload = encode_canonical(json.loads(payload) | change).replace('"\\u221e"', "1e999")
+        line = link_line(GENESIS, 1, time, "create", payload)
+        db.execute("UPDATE entries SET payload = ?, hash = ?", (payload, line.hash))
+    with pytest.raises(VaultRefusal, match="line 1 makes no sense"):
+        Vault.open(place, dataset=None)
+    assert "line 1 makes no sense" in (ledger.verify(place).broken or "")
 
 
 def test_a_summary_that_was_edited_is_refused(place, long):

@@ -24,6 +24,7 @@ from sottovoce.client.vault import chain, witness
 from sottovoce.client.vault.chain import GENESIS, Line, add_salt, link_line, sha256
 from sottovoce.client.vault.journal import Books, Journal, Records, Turn
 from sottovoce.client.vault.witness import VaultReceipt
+from sottovoce.data.files import DAMAGE
 from sottovoce.errors import InputError, VaultRefusal
 
 if TYPE_CHECKING:
@@ -521,7 +522,7 @@ def _read_books(path: Path, journal: Journal, whole: bool) -> tuple[Books, int]:
     content = journal.summary()
     try:
         earlier = None if content is None else Books.from_summary(content, journal.node)
-    except (ValueError, TypeError, KeyError, InputError, RecursionError):
+    except (*DAMAGE, RecursionError):
         journal.refuse_damaged("its summary cannot be read")
     summed = 0 if earlier is None else earlier.seq  # another version's summary is ignored
     books = earlier

@@ -40,7 +40,8 @@ from typing import Any, NoReturn, Self
 from sottovoce.client.vault import chain
 from sottovoce.client.vault.chain import GENESIS, Line, encode_canonical, is_hash, link_line, sha256
 from sottovoce.client.vault.policy import Policy
-from sottovoce.errors import InputError, VaultRefusal
+from sottovoce.data.files import DAMAGE
+from sottovoce.errors import VaultRefusal
 from sottovoce.privacy.tank import FULL
 
 _MOST = 16  # records of a leaf
@@ -224,7 +225,7 @@ class Books:
             self._require((line.kind == "create") == (self.seq == 0), "its place")
             self._require(line.kind in KINDS, "a kind this version does not know")
             getattr(self, f"_add_{line.kind}")(line, facts)
-        except (KeyError, TypeError, ValueError, InputError, RecursionError) as error:
+        except (*DAMAGE, RecursionError) as error:
             raise VaultRefusal(
                 f"the vault is damaged (line {line.seq} makes no sense: {error}); put its backup "
                 "back and run `sottovoce ledger rebind VAULT --restored`"
@@ -233,7 +234,8 @@ class Books:
 
     def _add_create(self, line: Line, facts: dict[str, Any]) -> None:
         self._require(line.seq == 1, "its number")
-        self._require(bool(_ID.fullmatch(facts["vault"])) and facts["capacity"] > 0, "its id")
+        self._require(bool(_ID.fullmatch(facts["vault"])), "its id")
+        self._require(0 < facts["capacity"] < math.inf, "its capacity")
         self._require(is_hash(facts["dataset"]), "its data set")
         self.id, self.made, self.capacity = facts["vault"], line.time, float(facts["capacity"])
         self.policy, self.dataset = Policy.from_json(facts["policy"]), facts["dataset"]

@@ -107,10 +107,11 @@ formula does not keep its promise, so a vault does not take it
             if type(value) is not int or not least <= value <= most:
                 raise InputError.of(key, value, f"a whole number from {least} to {most}", remedy)
         alone = self.epsilon_alone
+        most = calibrations.LOOSEST[0]
         if alone is not None and (
-            self.honest == 1 or type(alone) not in (int, float) or not alone > self.epsilon
+            self.honest == 1 or type(alone) not in (int, float) or not self.epsilon < alone <= most
         ):
-            bound = f"a number above epsilon = {self.epsilon:g}, with sum.honest ≥ 2"
+            bound = f"a number above epsilon = {self.epsilon:g}, to {most:g}, with sum.honest ≥ 2"
             raise InputError.of("sum.epsilon_alone", alone, bound, "leave it out for h noises")
         capacity = self.capacity()
         if self.honest > 1 and self.share * capacity > _MOST_ALONE:
@@ -258,8 +259,12 @@ def require_tighter(old: Policy, new: Policy, *, spent: int) -> None:
     looser = new.honest > old.honest or (new.corrupt < old.corrupt and new.honest > 1)
     looser |= (new.compute_alone() or new.epsilon) > (old.compute_alone() or old.epsilon)
     if looser and spent > 0:
-        terms = f"sum.honest = {old.honest}, sum.corrupt = {old.corrupt}"
-        _refuse_looser("the terms of sums", f"at least as strict as {terms}", new.honest)
+        terms = [
+            f"honest = {policy.honest}, corrupt = {policy.corrupt}"
+            + (f", epsilon_alone = {alone:g}" if (alone := policy.epsilon_alone) else "")
+            for policy in (old, new)
+        ]
+        _refuse_looser("the terms of sums", f"at least as strict as {terms[0]}", terms[1])
     if new.samples != old.samples:
         raise PolicyRefusal(
             f"samples is {old.samples} in this vault and {new.samples} was asked for; "
