@@ -12,6 +12,7 @@ import json
 import random
 import warnings
 import zipfile
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -183,6 +184,25 @@ def test_a_folder_or_nothing_in_a_files_place_is_one_sentence(kind, tmp_path):
     path.mkdir()
     with pytest.raises(SottovoceError):
         read(path)
+
+
+def test_only_the_systems_own_errors_are_not_called_damage(tmp_path):
+    """An archive whose offsets are impossible, or whose bytes are of another kind, is damaged."""
+    path, rng = tmp_path / "checkpoint.npz", random.Random(1)
+    save_checkpoint(path)
+    good = path.read_bytes()
+    for _ in range(3000):
+        changed = bytearray(good)
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            changed[-rng.randrange(1, 150)] = rng.choice((0, 255, rng.randrange(256)))
+        path.write_bytes(bytes(changed))
+        with warnings.catch_warnings(), suppress(ValueError):
+            warnings.simplefilter("ignore")
+            files.read_npz(path)  # no OSError
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(RunError, match=r"cannot be read \(.*Is a directory.*resume again"):
+        checkpoint.load(tmp_path)
 
 
 def test_what_the_reader_says_names_the_file_and_what_is_missing(tmp_path):

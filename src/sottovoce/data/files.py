@@ -7,6 +7,7 @@ ValueError that says why; errors of the system stay OSErrors. Nothing is unpickl
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import time
@@ -57,9 +58,11 @@ def _open_array_file(path: Path, magic: bytes, otherwise: str) -> Iterator[Binar
         file.seek(0)
         try:
             yield file
-        except (OSError, ValueError):
-            raise
         except Exception as error:  # damaged bytes make parsers raise anything
+            # A damaged archive names impossible offsets (EINVAL), or other compressed bytes (None).
+            of_system = isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
+            if isinstance(error, ValueError) or of_system:
+                raise
             why = str(error) or type(error).__name__
             raise ValueError(f"it is damaged ({why})") from error
 

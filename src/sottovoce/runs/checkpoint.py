@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.data.files import read_npz, write_npz
+from sottovoce.data.files import DAMAGE, read_npz, why, write_npz
 from sottovoce.errors import InputError, RunError
 from sottovoce.models.metrics import restore_metric
 from sottovoce.privacy.tank import Tank
@@ -226,7 +226,10 @@ def load(folder: Path) -> tuple[ServerState, Parameters, dict[str, Any], Memory]
         models = [leaves for slot, leaves in memory.items() if slot != OPTIMIZER]
         if any(leaves.keys() != params.keys() for leaves in models):
             raise ValueError("what the server keeps is not of the model's form")
-    except (KeyError, ValueError, OSError, TypeError, AttributeError, RecursionError):
+    except OSError as error:  # of another account, or the disk's: nothing is known to be wrong
+        remedy = "check its owner and its disk, and resume again"
+        raise RunError(f"{folder / NAME} cannot be read ({why(error)}); {remedy}") from None
+    except (*DAMAGE, RecursionError):
         remedy = "start the run anew in another folder"
         raise RunError(f"{folder / NAME} is damaged; {remedy}") from None
     return state, params, header, memory
