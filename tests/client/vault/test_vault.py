@@ -1195,6 +1195,40 @@ def test_a_write_that_fails_books_nothing_and_closes_the_vault(vault, place, mon
         assert again.spent == 2 * SHARE  # the reserve was durable: it burns
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+def test_a_disk_that_is_almost_full_burns_nothing_and_keeps_no_half_files(tmp_path):
+    """Lines and witnesses of the reserve need room, too, besides what is held for its upload."""
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)],
+                          capture_output=True, text=True)  # fmt: skip
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SOTTOVOCE_STATE", str(tmp_path / "state"))
+            place, other, size = tmp_path / "ward.vault", tmp_path / "other", 5000
+            Vault.create(place, POLICY, dataset=DATASET).close()
+            before, stored, t = sorted(tmp_path.iterdir()), 0, 0
+            for pages in range(2, 44, 2):
+                other.write_bytes(bytes(shutil.disk_usage(tmp_path).free - size - 4096 * pages))
+                with suppress(VaultRefusal):
+                    backup(place, tmp_path / "backup.vault")
+                (tmp_path / "backup.vault").unlink(missing_ok=True)
+                with suppress(VaultRefusal), Vault.open(place, dataset=DATASET) as vault:
+                    paid = vault.reserve(
+                        "run", t, request("run", t), [1], server="s", facts={}, room=size
+                    )
+                    vault.store(paid, b"x" * size)
+                other.unlink()
+                assert sorted(tmp_path.iterdir()) == before
+                with Vault.open(place, dataset=DATASET) as vault:
+                    entry = vault.find("run", t)
+                    assert entry is None or entry.upload == b"x" * size
+                    stored, t = stored + (entry is not None), t + 1
+            assert 0 < stored < t
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
 def test_a_fork_shares_no_vault(vault, place):
     code = (
         "import os, sys\nfrom pathlib import Path\n"

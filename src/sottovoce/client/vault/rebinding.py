@@ -64,6 +64,9 @@ def backup(path: str | Path, out: str | Path) -> VaultReceipt:
             raise VaultRefusal(
                 f"{target} cannot be written ({error.strerror}); check the folder and its room"
             ) from None
+        finally:  # half a copy, if it failed
+            with suppress(OSError):
+                draft.unlink()
         return chest.receipt()
 
 

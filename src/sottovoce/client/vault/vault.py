@@ -146,7 +146,7 @@ class Vault:
 
     def close(self) -> None:
         """Release the vault for other processes."""
-        if self._live:  # a reservation that will not be stored needs no room
+        if not self._readable_only:  # nothing that is not stored by now needs room
             self._room.unlink(missing_ok=True)
         self._chest.close()
 
@@ -161,7 +161,9 @@ class Vault:
             return
         try:
             with self._room.open("xb") as file:  # a little more: SQLite's pages, the witness
-                os.posix_fallocate(file.fileno(), 0, size + size // 50 + 2**16)
+                enough = size + size // 50 + 2**16
+                os.posix_fallocate(file.fileno(), 0, enough + 2**16)  # twice: for the reserve, too
+                file.truncate(enough)
         except OSError as error:
             self._room.unlink(missing_ok=True)
             raise VaultRefusal(
