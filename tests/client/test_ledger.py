@@ -202,6 +202,23 @@ def test_other_records_are_told_with_their_number(tmp_path, rows):
     ]
 
 
+def test_before_the_first_release_the_terms_of_sums_are_not_certified_as_final(tmp_path, rows):
+    """They are free until then: what an early certificate says of sums may not be the promise."""
+    path, words = tmp_path / "ward.vault", "terms of sums ([policy.sum]) may still change until"
+    ledger.create_from_data(path, data=rows, epsilon=8, delta=1e-5, clip=1.0)
+    for terms in ({}, {"honest": 5, "corrupt": 1}):
+        with Vault.open(path, dataset=fingerprint_file(rows)[0]) as vault:
+            vault.tighten(replace(vault.policy, **terms))
+        told = ledger.read_statement(path)
+        assert words in render_certificate(told)
+        assert words in ledger.format_statement(told)
+    with Vault.open(path, dataset=fingerprint_file(rows)[0]) as vault:
+        vault.reserve("run", 0, request("run", 0), [SHARE], server="s", facts={})
+    told = ledger.read_statement(path)
+    assert words not in render_certificate(told)
+    assert words not in ledger.format_statement(told)
+
+
 def test_more_records_can_make_delta_too_large(tmp_path, rows):
     """δ below 1/143 at the first release, and not below 1/400 of the records that came later."""
     path, more = tmp_path / "ward.vault", tmp_path / "more.npz"

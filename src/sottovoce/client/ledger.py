@@ -265,15 +265,20 @@ def describe_tightening(statement: Statement) -> str:
 
 
 def describe_sums(statement: Statement) -> str:
-    """Say in a clause on whom the promise rests where sums are released, and what holds alone."""
-    promised = statement.promised
-    if (alone := promised.compute_alone()) is None:
-        return ""
-    return (
-        f"of sums as long as {promised.honest} of their clients are honest, this one included, and "
-        f"at most {promised.corrupt} side with the server; whatever anyone does, (ε, δ) = "
-        f"{format_budget(alone, promised.delta)}"
-    )
+    """Say in a clause on whom the promise rests where sums are released, and what holds alone.
+
+    Before the first release the terms of sums may still become looser, unlike all others.
+    """
+    promised, clauses = statement.promised, list[str]()
+    if (alone := promised.compute_alone()) is not None:
+        clauses.append(
+            f"of sums as long as {promised.honest} of their clients are honest, this one included, "
+            f"and at most {promised.corrupt} side with the server; whatever anyone does, (ε, δ) = "
+            f"{format_budget(alone, promised.delta)}"
+        )
+    if statement.spent == 0:
+        clauses.append("the terms of sums ([policy.sum]) may still change until the first release")
+    return "; ".join(clauses)
 
 
 def describe_other_ledgers(statement: Statement) -> str:
