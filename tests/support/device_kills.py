@@ -82,7 +82,7 @@ def refund_on_timeout() -> ModuleType:
     )
 
     def taken_back(vault: Vault, before: Any) -> Reservation:
-        line = vault._chest.line(before.seq)
+        line = vault._chest._journal.line(before.seq)
         assert line is not None
         receipt = VaultReceipt(vault.id, line.seq, line.hash)
         vault._live[line.seq] = Reservation(before.run, before.t, receipt)

@@ -70,7 +70,7 @@ def client(
                 continue
             if found is not None and found.upload is not None:
                 upload, place = found.upload, found.seq
-                seen = VaultReceipt(vault.id, place, vault._chest.line(place).hash)
+                seen = VaultReceipt(vault.id, place, vault._chest._journal.line(place).hash)
             elif careless:
                 upload = os.urandom(200)
                 os.write(out, _told(run, t, upload, vault.receipt()))

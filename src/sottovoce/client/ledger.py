@@ -384,7 +384,7 @@ def verify(path: str | Path) -> Verification:
         chest = Chest.open(Path(path), reading=True)
     except VaultRefusal as no:
         return Verification(str(path), (Check("chain", looks.format("its lines"), str(no)),))
-    with closing(chest):
+    with closing(chest), chest.use() as journal:
         books = chest.books
         checks = [Check("chain", looks.format(_count_nouns(books.seq, "line")), None)]
         answers = list(books.list_stored())
@@ -396,12 +396,12 @@ def verify(path: str | Path) -> Verification:
             chest.require_known()
 
         for name, looks, look in (
-            ("pages", "SQLite's own check of the file", chest.check_pages),
+            ("pages", "SQLite's own check of the file", journal.check_pages),
             (
                 "uploads",
                 f"{len(stored):,} stored uploads, byte by byte"
                 + (f"; {dropped:,} were acknowledged and dropped" if dropped else ""),
-                lambda: [chest.upload(turn) for turn in stored],
+                lambda: [journal.upload(turn) for turn in stored],
             ),
             ("witness", "whether a newer state is known", require_newest),
             ("place", "whether it is the original file", chest.require_original),

@@ -757,7 +757,7 @@ def test_a_read_error_of_the_disk_is_not_called_damage(place):
             lambda: vault.find("run-a", 0),
             lambda: vault.contains(vault.receipt()),
             vault.lines,
-            vault._chest.check_pages,
+            held.check_pages,
         ):
             with pytest.raises(VaultRefusal, match="try again") as no:
                 look()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sottovoce.client.vault import chain, witness
 from sottovoce.client.vault.chain import GENESIS, Line, add_salt, link_line, sha256
-from sottovoce.client.vault.journal import Books, Journal, Records, Turn
+from sottovoce.client.vault.journal import Books, Journal, Records
 from sottovoce.client.vault.witness import VaultReceipt
 from sottovoce.data.files import DAMAGE
 from sottovoce.errors import InputError, VaultRefusal
@@ -190,10 +190,11 @@ class Chest:
             self._held.close()
 
     @contextmanager
-    def use(self) -> Iterator[None]:
+    def use(self) -> Iterator[Journal]:
         """Be the one thread that uses the chest, from a check to the write that rests on it.
 
-        A chest that is closed, or was opened by another process, is refused.
+        Yields the file, to be read. A closed chest, or one that another process has opened, is
+        refused.
         """
         with self._alone:
             if os.getpid() != self._owner:
@@ -203,7 +204,7 @@ class Chest:
                 )
             if not self._usable:
                 raise VaultRefusal(f"{self.path} is closed; open it again")
-            yield
+            yield self._journal
 
     def receipt(self) -> VaultReceipt:
         """Return the receipt of the last line."""
@@ -275,7 +276,9 @@ class Chest:
         known, last = witness.read_kept(self.books.id), self.books.seq
         if known is None or last - known.seq > _MOST_LINES:
             return False
-        lines = [line for n in range(known.seq + 1, last + 1) if (line := self.line(n))]
+        unseen = range(known.seq + 1, last + 1)
+        with self.use() as journal:
+            lines = [line for n in unseen if (line := journal.line(n))]
         words = [line.facts for line in lines if line.kind in ("move", "restore")]
         return all(facts.get("kept") == known.to_proof() for facts in words)
 
@@ -326,11 +329,6 @@ class Chest:
                 f"{self.path} is a backup, which does not know what was released after it; run "
                 f"`sottovoce ledger rebind {self.path.name} --restored` to take it into service"
             )
-
-    def copy_to(self, target: Path) -> None:
-        """Write a consistent copy into an empty file, marked as a backup."""
-        with self.use():
-            self._journal.copy_to(target)
 
     def require_witnessed(self) -> bool:
         """Refuse a state older than a witness; return whether it is ahead of one."""
@@ -401,39 +399,6 @@ class Chest:
             self._usable = True
             chain.pass_step(f"{kind}: witnessed")
             return self.receipt()
-
-    def line(self, seq: int) -> Line | None:
-        """Return one line by its number."""
-        with self.use():
-            return self._journal.line(seq)
-
-    def find_line(self, seq: int, booked: str) -> Line:
-        """Return a line whose hash is known from the books."""
-        line = self.line(seq)
-        if line is None or line.hash != booked:
-            self._journal.refuse_damaged(f"line {seq} is not the one that was booked")
-        return line
-
-    def lines(self) -> list[Line]:
-        """Return all lines, from the first."""
-        with self.use():
-            return list(self._journal.lines())
-
-    def upload(self, turn: Turn) -> bytes:
-        """Return the bytes stored for a round, checked against the hash in the books."""
-        assert turn.stored is not None
-        with self.use():
-            content = self._journal.upload(turn.stored)
-        if sha256(content) != turn.sha256:
-            self._journal.refuse_damaged(
-                f"the upload of line {turn.stored} is not the one that was stored"
-            )
-        return content
-
-    def check_pages(self) -> None:
-        """Run SQLite's own check of the file."""
-        with self.use():
-            self._journal.check_pages()
 
     def _write_witnesses(self, kind: str) -> None:
         witness.keep_receipt(self.receipt())

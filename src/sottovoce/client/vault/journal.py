@@ -458,6 +458,13 @@ class Journal:
         """Return one line by its number, checked against its own hash."""
         return self._line("WHERE seq = ?", seq)
 
+    def find_line(self, seq: int, booked: str) -> Line:
+        """Return a line whose hash is known from the books."""
+        line = self.line(seq)
+        if line is None or line.hash != booked:
+            self.refuse_damaged(f"line {seq} is not the one that was booked")
+        return line
+
     def has_gap(self, seq: int) -> bool:
         """Return whether a missing line was lost and paid for: a restore follows on the gap."""
         below = self._line("WHERE seq < ? ORDER BY seq DESC LIMIT 1", seq)
@@ -491,12 +498,14 @@ class Journal:
         """Return which rounds have stored uploads, by line; their bytes are not read."""
         return {seq: (run, t) for seq, run, t in self._rows("SELECT seq, run, t FROM uploads")}
 
-    def upload(self, seq: int) -> bytes:
-        """Return the bytes of a stored upload; the caller checks them against their hash."""
-        row = self._row("SELECT content FROM uploads WHERE seq = ?", seq)
+    def upload(self, turn: Turn) -> bytes:
+        """Return the bytes stored for a round, checked against the hash in the books."""
+        row = self._row("SELECT content FROM uploads WHERE seq = ?", turn.stored)
         if row is None or not isinstance(row[0], bytes):
-            self.refuse_damaged(f"the upload of line {seq} is gone")
+            self.refuse_damaged(f"the upload of line {turn.stored} is gone")
         content: bytes = row[0]
+        if sha256(content) != turn.sha256:
+            self.refuse_damaged(f"the upload of line {turn.stored} is not the one that was stored")
         return content
 
     def append(

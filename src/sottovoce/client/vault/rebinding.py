@@ -55,7 +55,8 @@ def backup(path: str | Path, out: str | Path) -> VaultReceipt:
         try:
             draft.unlink(missing_ok=True)
             draft.touch(mode=0o600, exist_ok=False)
-            chest.copy_to(draft)
+            with chest.use() as journal:
+                journal.copy_to(draft)
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
             draft.rename(target)

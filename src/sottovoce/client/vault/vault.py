@@ -310,9 +310,9 @@ class Vault:
 
     def find_note(self, run: str, t: int, step: str) -> str | None:
         """Return what was noted for a step of a round of the sum view."""
-        with self._chest.use():
+        with self._chest.use() as journal:
             noted = self._books.records.get("note", run, t, step)  # the line's number and hash
-            return None if noted is None else str(self._chest.find_line(*noted).facts["content"])
+            return None if noted is None else str(journal.find_line(*noted).facts["content"])
 
     def write_note(self, run: str, t: int, step: str, content: str) -> None:
         """Note a step of a round, once: durable when this returns."""
@@ -376,14 +376,14 @@ class Vault:
 
     def find(self, run: str, t: int) -> Entry | None:
         """Return a round's stored answer, else its newest reserve, else None."""
-        with self._chest.use():
+        with self._chest.use() as journal:
             turn = self._books.turn(run, t)
             if turn is None:
                 return None
             dropped = self._books.is_dropped(run, t)
             has_upload = turn.stored is not None and not dropped
-            upload = self._chest.upload(turn) if has_upload else None
-            return _make_entry(self._chest.find_line(turn.reserve, turn.hash), upload, dropped)
+            upload = journal.upload(turn) if has_upload else None
+            return _make_entry(journal.find_line(turn.reserve, turn.hash), upload, dropped)
 
     def reserve(
         self,
@@ -454,7 +454,8 @@ class Vault:
         """
         if seen is None or not self.contains(seen):
             return None
-        line = self._chest.line(seen.seq)
+        with self._chest.use() as journal:
+            line = journal.line(seen.seq)
         if line is None or line.kind != "reserve" or line.facts["run"] != run:
             return None
         before = line.facts["t"]
@@ -520,13 +521,14 @@ class Vault:
 
     def entries(self) -> Iterator[Entry]:
         """Yield every reserve from the first, answered or burnt; uploads are not read."""
-        for line in self._chest.lines():
+        for line in self.lines():
             if line.kind == "reserve":
                 yield _make_entry(line)
 
     def lines(self) -> list[Line]:
         """Return all lines, from the first."""
-        return self._chest.lines()
+        with self._chest.use() as journal:
+            return list(journal.lines())
 
     def find_answered_reserve(self, run: str, t: int) -> int | None:
         """Return the line of the reserve of a round's stored upload, if it has one."""
