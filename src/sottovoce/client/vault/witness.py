@@ -308,41 +308,37 @@ def read_witness(vault: Path) -> VaultReceipt | None:
 
 
 def write_witness(vault: Path, receipt: VaultReceipt, kind: str) -> None:
-    """Replace the witness durably; after a crash there is the old one or the new one."""
-    path = locate_witness(vault)
-    draft = _write_part(path, receipt, like=vault)
-    chain.pass_step(f"{kind}: witness written")
-    draft.replace(path)
-    sync_folder(path.parent)
+    """Replace the witness beside a vault."""
+    _write_receipt(locate_witness(vault), receipt, vault, f"{kind}: witness written")
 
 
 def keep_receipt(receipt: VaultReceipt) -> None:
-    """Replace the machine's own witness, as durably."""
+    """Replace the machine's own witness."""
     path = locate_kept(receipt.vault)
     with open_state():
-        like = path if path.exists() else path.parent
-        _write_part(path, receipt, like=like).replace(path)
-        sync_folder(path.parent)
+        _write_receipt(path, receipt, path if path.exists() else path.parent)
 
 
-def _write_part(path: Path, receipt: VaultReceipt, like: Path) -> Path:
+def _write_receipt(path: Path, receipt: VaultReceipt, like: Path, step: str = "") -> None:
     old = path.lstat().st_mode if path.exists() else 0
     mode = stat.S_IMODE(old) if stat.S_ISREG(old) else 0o600  # an operator's choice is kept
     content = (encode_canonical(receipt.to_proof()) + "\n").encode()
-    return _create_draft(path, content, like, mode)
+    write_secret(path, content, like, mode, step)
 
 
-def write_secret(path: Path, content: bytes, like: Path) -> None:
-    """Replace a small file durably; only the owner of `like` can read the new one."""
-    _create_draft(path, content, like).replace(path)
-    sync_folder(path.parent)
+def write_secret(path: Path, content: bytes, like: Path, mode: int = 0o600, step: str = "") -> None:
+    """Replace a small file durably: after a crash there is the old one or the new one.
 
-
-def _create_draft(path: Path, content: bytes, like: Path, mode: int = 0o600) -> Path:
+    It is given to the owner of `like`, and others can read it only if `mode` says so. `step` names
+    the moment before the new file takes the old one's place.
+    """
     draft = path.with_name(path.name + ".part")
     draft.unlink(missing_ok=True)  # of a process that was killed, or somebody else's
     _create_file(draft, content, like, mode)
-    return draft
+    if step:
+        chain.pass_step(step)
+    draft.replace(path)
+    sync_folder(path.parent)
 
 
 def _create_file(path: Path, content: bytes, like: Path, mode: int = 0o600) -> None:
