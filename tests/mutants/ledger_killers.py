@@ -23,7 +23,7 @@ from sottovoce.client import device, release
 from sottovoce.client.vault import Policy, Vault, VaultReceipt, chest, fingerprint, journal
 from sottovoce.client.vault.chain import add_salt, encode_canonical
 from sottovoce.client.vault.chest import Chest
-from sottovoce.client.vault.policy import count_withheld_units, require_tighter
+from sottovoce.client.vault.policy import require_tighter
 from sottovoce.client.vault.rebinding import backup, move, rebind, restore, resume
 from sottovoce.errors import InputError, PolicyRefusal, SottovoceError
 from sottovoce.privacy.sensitivity import Recipe
@@ -186,7 +186,7 @@ def tightened_caps_are_within_their_budget():
         made = Policy(old, 1e-5, 9, 1.0)
         for epsilon in (0.1, 1.0, 3.7, 7.299, old):
             policy = Policy(epsilon, 1e-5, 9, 1.0)
-            most = FULL - count_withheld_units(policy, made.capacity())
+            most = policy.count_parts(made.capacity())
             worth = Fraction(made.capacity()) * most / FULL
             assert worth <= Fraction(policy.capacity())
 

@@ -399,7 +399,7 @@ MUTANTS = [
           "            try:\n                vault.store(reserved, upload.blob)\n            finally:\n"
           "                return upload.blob")),
     _bug("a tightened budget forgotten", "client.vault.vault", "a_tightened_budget_holds",
-         ("return FULL - count_withheld_units(self.policy, self._books.capacity)", "return FULL")),
+         ("return self.policy.count_parts(self._books.capacity)", "return FULL")),
     _bug("a loosened ε", "client.vault.policy", "a_policy_is_only_tightened",
          ('for name in ("epsilon", "delta", "clip", "max_rounds", "max_steps", *LIMITS):',
           'for name in ("delta", "clip", "max_rounds", "max_steps", *LIMITS):')),
@@ -461,8 +461,8 @@ MUTANTS = [
           "full = self._make_offer(units, sensitivity)\n"
           "        return replace(full, units=np.minimum(full.units, self.left))")),
     _bug("a tightened cap rounded up", "client.vault.policy", "tightened_caps_are_within_their_budget",
-         ("return FULL - int(FULL * now / Fraction(capacity))",
-          "return FULL - int(FULL * now / Fraction(capacity)) - (now != Fraction(capacity))")),
+         ("return int(FULL * now / Fraction(capacity))",
+          "return int(FULL * now / Fraction(capacity)) + (now != Fraction(capacity))")),
     _bug("the machine's witness by its number", "client.vault.chest", "a_parted_vault_is_not_taken_for_the_newest",
          ("if known is not None and not self.contains(known):",
           "if known is not None and known.seq > self.books.seq:")),

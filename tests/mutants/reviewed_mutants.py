@@ -251,8 +251,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "a_budget_tightened_later_limits_what_follows",
         (
             (
-                "return FULL - count_withheld_units(self.policy, self._books.capacity)",
-                "return FULL - count_withheld_units(self.promised, self._books.capacity)",
+                "return self.policy.count_parts(self._books.capacity)",
+                "return self.promised.count_parts(self._books.capacity)",
             ),
         ),
     ),
@@ -263,8 +263,8 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "tightened_caps_are_within_their_budget",
         (
             (
-                "return FULL - int(FULL * now / Fraction(capacity))",
-                "return int(FULL - FULL * now / Fraction(capacity))",
+                "return int(FULL * now / Fraction(capacity))",
+                "return math.ceil(FULL * now / Fraction(capacity))",
             ),
         ),
     ),
@@ -1314,7 +1314,7 @@ AUTHORED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "client.vault.rebinding",
         "A receipt is a file from anywhere: one that names a smaller ε than was spent would be stated.",
         "a_restore_takes_no_promise_that_cannot_be_true",
-        (("if spent <= FULL - count_withheld_units(promise, books.capacity):", "if spent:"),),
+        (("if spent <= promise.count_parts(books.capacity):", "if spent:"),),
     ),
     (
         "a restore takes a looser promise from a receipt",

@@ -310,11 +310,10 @@ def test_an_equal_policy_writes_nothing(vault):
 @given(st.floats(0.05, 7.99), st.integers(1, FULL // 4))
 def test_a_smaller_budget_caps_the_sum_in_mu2_whatever_was_spent_before(epsilon, first):
     """Σμ² over all releases, before and after, never exceeds the tightened capacity."""
-    from sottovoce.client.vault.policy import count_withheld_units
 
     c0 = Fraction(POLICY.capacity())
     new = replace(POLICY, epsilon=epsilon)
-    limit = FULL - count_withheld_units(new, float(c0))
+    limit = new.count_parts(float(c0))
     assert Fraction(limit, FULL) * c0 <= Fraction(new.capacity())
     assert Fraction(limit + 1, FULL) * c0 > Fraction(new.capacity())
 

@@ -168,6 +168,20 @@ formula does not keep its promise, so a vault does not take it
         """The most clients whose noise may be counted with this budget."""
         return max(1, min(MOST_COUNTED, int(_MOST_ALONE / self.capacity())))
 
+    def count_parts(self, capacity: float) -> int:
+        """Return the parts of a tank of this capacity (μ²) that this budget is worth.
+
+        The parts keep the size that they had when the vault was made; a tightened budget is a cap
+        of 2⁵⁰·capacity(now)/capacity(then) of them, rounded down. So past debits need no
+        conversion.
+
+        >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
+        >>> [FULL // policy.count_parts(k * policy.capacity()) for k in (1, 2)]
+        [1, 2]
+        """
+        now = min(Fraction(self.capacity()), Fraction(capacity))
+        return int(FULL * now / Fraction(capacity))
+
     def count_alone(self, capacity: float) -> int | None:
         """Return the parts of a tank of this capacity that `epsilon_alone` is worth, if set."""
         if self.epsilon_alone is None:
@@ -229,20 +243,6 @@ formula does not keep its promise, so a vault does not take it
 @cache
 def _compute_capacity(epsilon: float, delta: float, calibration: VaultCalibration) -> float:
     return float(calibrations.vault_capacity(epsilon, delta, calibration=calibration))
-
-
-def count_withheld_units(policy: Policy, capacity: float) -> int:
-    """Return the parts of a tank of this capacity (μ²) that a tightened budget withholds.
-
-    The parts keep the size that they had when the vault was made; a tightened budget is a cap of
-    2⁵⁰·capacity(now)/capacity(then) of them, rounded down. So past debits need no conversion.
-
-    >>> policy = Policy(epsilon=8, delta=1e-5, samples=143, clip=1)
-    >>> [count_withheld_units(policy, k * policy.capacity()) for k in (1, 2)]
-    [0, 562949953421312]
-    """
-    now = min(Fraction(policy.capacity()), Fraction(capacity))
-    return FULL - int(FULL * now / Fraction(capacity))
 
 
 def require_tighter(old: Policy, new: Policy, *, spent: int) -> None:

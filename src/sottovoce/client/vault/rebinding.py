@@ -36,7 +36,7 @@ from sottovoce.client.vault.chest import (
     state_second_ledger,
 )
 from sottovoce.client.vault.journal import MOST_UNPAID, OVERLAPS, Books
-from sottovoce.client.vault.policy import Policy, count_withheld_units, require_tighter
+from sottovoce.client.vault.policy import Policy, require_tighter
 from sottovoce.client.vault.vault import require_dataset
 from sottovoce.client.vault.witness import VaultReceipt, sync_folder
 from sottovoce.errors import InputError, PolicyRefusal, VaultRefusal
@@ -240,7 +240,7 @@ def _recall_promise(books: Books, unknown: list[VaultReceipt], spent: int) -> Po
         promise = replace(promises.pop(), samples=books.policy.samples)
         with suppress(PolicyRefusal):
             require_tighter(books.policy, promise, spent=0)
-            if spent <= FULL - count_withheld_units(promise, books.capacity):
+            if spent <= promise.count_parts(books.capacity):
                 return promise
     return replace(books.policy, honest=books.policy.most_honest, corrupt=0, epsilon_alone=None)
 

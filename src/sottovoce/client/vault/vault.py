@@ -24,7 +24,7 @@ from sottovoce.client.vault import witness
 from sottovoce.client.vault.chain import Line, encode_canonical, is_hash, sha256
 from sottovoce.client.vault.chest import Chest
 from sottovoce.client.vault.journal import MOST_BYTES, MOST_UNPAID, Books
-from sottovoce.client.vault.policy import Policy, count_withheld_units, require_tighter
+from sottovoce.client.vault.policy import Policy, require_tighter
 from sottovoce.client.vault.witness import VaultReceipt
 from sottovoce.errors import (
     DatasetChanged,
@@ -276,14 +276,14 @@ class Vault:
         """
         with self._chest.use():
             whole = self._books.capacity
-            units = FULL - count_withheld_units(self.promised, whole)
+            units = self.promised.count_parts(whole)
             spent = min(units, self.spent + units - self.limit)
             return min(self.promised.capacity(), whole), whole * (spent / FULL)
 
     @property
     def limit(self) -> int:
         """Parts of the capacity that may ever be booked: 2⁵⁰, fewer in a tightened budget."""
-        return FULL - count_withheld_units(self.policy, self._books.capacity)
+        return self.policy.count_parts(self._books.capacity)
 
     @property
     def left(self) -> float:
@@ -352,9 +352,7 @@ class Vault:
 
     def _count_share(self, share: float) -> int:
         """Return a share of the promised budget, which does not change any more."""
-        return int(
-            Fraction(share) * (FULL - count_withheld_units(self.promised, self._books.capacity))
-        )
+        return int(Fraction(share) * self.promised.count_parts(self._books.capacity))
 
     def tank(self, run: str, server: str = "") -> Tank:
         """Return the tank as this run of this server sees it; `debits` are those of the run.
@@ -505,7 +503,7 @@ class Vault:
                 f"sum.epsilon_alone = {policy.epsilon_alone} is less than what was already "
                 "released; a promise cannot be made for the past, so choose a larger one"
             )
-        if FULL - count_withheld_units(policy, self._books.capacity) < self.spent:
+        if policy.count_parts(self._books.capacity) < self.spent:
             raise PolicyRefusal(
                 f"({policy.epsilon:g}, {policy.delta:g}) is less than what was already "
                 "released; a promise cannot be made for the past, so choose a larger budget"
