@@ -121,7 +121,7 @@ class Statement:
 
 def make_statement(vault: Vault) -> Statement:
     """Return the statement of an open vault."""
-    unit = float(vault.tank("").capacity) / FULL
+    unit = vault.capacity / FULL
     releases: list[ReleaseEntry] = [
         {
             "seq": entry.seq,

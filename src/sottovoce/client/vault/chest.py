@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from sottovoce.client.vault import chain, witness
 from sottovoce.client.vault.chain import GENESIS, Line, add_salt, link_line, sha256
@@ -224,11 +224,11 @@ class Chest:
     def is_copy(self) -> bool:
         """Return whether this file is not the one that was made, moved or restored as this vault.
 
-        A copy mostly has another inode, and is then refused before it has done anything. Where an
-        inode was reused, the machine's witness and its lock decide. The device number is not
-        compared: it may change at a reboot.
+        A backup is marked as one. Any other copy mostly has another inode, and is then refused
+        before it has done anything. Where an inode was reused, the machine's witness and its lock
+        decide. The device number is not compared: it may change at a reboot.
         """
-        return self.path.stat().st_ino != self.books.inode
+        return self._journal.backup or self.path.stat().st_ino != self.books.inode
 
     def require_newest(self, *, reading: bool = False) -> None:
         """Refuse a backup, a copy, a state older than its witnesses, or one unknown here.
@@ -317,14 +317,9 @@ class Chest:
                 f"and `sottovoce ledger rebind {name} --moved` if the original itself was moved"
             )
 
-    @property
-    def is_backup(self) -> bool:
-        """Whether `sottovoce ledger backup` made this file, and nobody has restored it."""
-        return self._journal.backup
-
     def require_in_service(self) -> None:
-        """Refuse a backup."""
-        if self.is_backup:
+        """Refuse a file that `sottovoce ledger backup` made, and that nobody has restored."""
+        if self._journal.backup:
             raise VaultRefusal(
                 f"{self.path} is a backup, which does not know what was released after it; run "
                 f"`sottovoce ledger rebind {self.path.name} --restored` to take it into service"
@@ -332,33 +327,27 @@ class Chest:
 
     def require_witnessed(self) -> bool:
         """Refuse a state older than a witness; return whether it is ahead of one."""
-        name = self.path.name
-        seen = witness.read_witness(self.path)
+
+        def refuse(what: str) -> NoReturn:
+            remedy = f"or run `sottovoce ledger rebind {self.path.name} --restored`"
+            raise VaultRefusal(f"{self.path} {what}, {remedy}")
+
+        seen, lines = witness.read_witness(self.path), self.books.seq
         if seen is None:
-            raise VaultRefusal(
-                f"{self.path} has no witness ({witness.locate_witness(self.path).name}), so nobody "
-                "can tell whether it is the newest state; put it back, or run "
-                f"`sottovoce ledger rebind {name} --restored`"
+            refuse(
+                f"has no witness ({witness.locate_witness(self.path).name}), so nobody can tell "
+                "whether it is the newest state; put it back"
             )
         if seen.vault != self.books.id:
-            raise VaultRefusal(
-                f"{self.path} lies beside the witness of another vault; put its own witness "
-                f"back, or run `sottovoce ledger rebind {name} --restored`"
-            )
+            refuse("lies beside the witness of another vault; put its own witness back")
+        older = f"is an older or a parted copy: it has {lines} lines and"
         if not self.contains(seen):
-            raise VaultRefusal(
-                f"{self.path} is an older or a parted copy: it has {self.books.seq} lines and its "
-                f"witness has seen {seen.seq}; put the newest file back, or run "
-                f"`sottovoce ledger rebind {name} --restored`"
-            )
+            refuse(f"{older} its witness has seen {seen.seq}; put the newest file back")
         known = witness.read_kept(self.books.id)
         if known is not None and not self.contains(known):
-            raise VaultRefusal(
-                f"{self.path} is an older or a parted copy: it has {self.books.seq} lines and this "
-                f"machine has seen {known.seq} ({witness.locate_kept(self.books.id)}); put the "
-                f"newest file back, or run `sottovoce ledger rebind {name} --restored`"
-            )
-        return min(seen.seq, 0 if known is None else known.seq) < self.books.seq
+            place = witness.locate_kept(self.books.id)
+            refuse(f"{older} this machine has seen {known.seq} ({place}); put the newest file back")
+        return min(seen.seq, 0 if known is None else known.seq) < lines
 
     def append(
         self,

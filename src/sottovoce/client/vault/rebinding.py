@@ -199,7 +199,7 @@ def restore(
                 raise InputError.of("receipt.seq", proof.seq, f"at most {_LAST_LINE}", remedy)
         unknown = [proof for proof in proofs if not chest.contains(proof)]
         witnessed = seen is not None and chest.is_known()
-        in_place = witnessed and not (chest.is_copy() or chest.is_backup or chest.is_second())
+        in_place = witnessed and not (chest.is_copy() or chest.is_second())
         if not unknown and in_place and not burn_rest:
             raise PolicyRefusal(f"{chest.path} is the newest state and in its place; just use it")
         if not burn_rest:
