@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 _AGAIN = 0.05
 
 
-def take_lock(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: str = "") -> int:
-    """Lock the vault or refuse; the descriptor holds the lock until it is closed.
+@contextmanager
+def hold_lock(
+    vault: Path, wait: float = 0.0, *, at: Path | None = None, what: str = ""
+) -> Iterator[None]:
+    """Hold the lock of a vault, or refuse.
 
     A second process is refused at once, or after waiting so many seconds for the first to end. The
     lock is on a file beside the vault, because closing any descriptor of a SQLite file drops
@@ -48,46 +51,44 @@ def take_lock(vault: Path, wait: float = 0.0, *, at: Path | None = None, what: s
             "a vault needs POSIX file locks, which this system has not; keep it on Linux or macOS"
         ) from None
     file = at or vault.with_name(vault.name + ".lock")
-    try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(file, flags, 0o600)
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            os.close(descriptor)  # root would give a file that another user chose to that user
-            raise OSError(errno.ELOOP, "it is another file, too")
-        if os.pread(descriptor, 21, 0).strip(b"0123456789\n"):  # more than a process has written
-            os.close(descriptor)
+    with ExitStack() as held:
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(file, flags, 0o600)
+            held.callback(os.close, descriptor)
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                # Root would give a file that another user chose to that user.
+                raise OSError(errno.ELOOP, "it is another file, too")
+            content = os.pread(descriptor, 21, 0)
+        except OSError as error:
+            witness.refuse_reading(file, error)
+        if content.strip(b"0123456789\n"):  # more than the number of a process
             raise VaultRefusal(
                 f"{file} is not the lock of a vault, and a lock needs this name; move that file, "
                 "or name the vault otherwise"
             )
         witness.give_to_owner(descriptor, vault)
-    except OSError as error:
-        witness.refuse_reading(file, error)
-    until = time.monotonic() + wait
-    try:
+        until = time.monotonic() + wait
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                 break
             except BlockingIOError:
                 if time.monotonic() >= until:
-                    raise
+                    raise VaultRefusal(
+                        f"{what or vault} is in use{_name_holder(descriptor)}; wait until it has "
+                        "ended, then try again"
+                    ) from None
                 time.sleep(_AGAIN)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError:
-        holder = _name_holder(descriptor)
-        os.close(descriptor)
-        raise VaultRefusal(
-            f"{what or vault} is in use{holder}; wait until it has ended, then try again"
-        ) from None
-    except OSError as error:
-        os.close(descriptor)
-        raise VaultRefusal(
-            f"{vault} cannot be locked ({error.strerror}); keep it on a local disk with room left"
-        ) from None
-    return descriptor
+            except OSError as error:
+                raise VaultRefusal(
+                    f"{vault} cannot be locked ({error.strerror}); keep it on a local disk with "
+                    "room left"
+                ) from None
+        yield
 
 
 def _name_holder(descriptor: int) -> str:
@@ -130,14 +131,14 @@ class Chest:
         require_usable_name(path)
         path = resolve_path(path.parent) / path.name  # a link there may be another user's choice
         with ExitStack() as held:
-            held.callback(os.close, take_lock(path))
+            held.enter_context(hold_lock(path))
             try:
                 _require_unused(path)
                 rows = facts["dataset"]
                 if not second_ledger:  # before the other lock: federate takes them in this order
                     held.enter_context(witness.hold_ledgers(rows))
                 with witness.open_state() as state:  # or two creations would not see each other
-                    held.callback(os.close, take_lock(path, _PATIENCE, at=state / "create.lock"))
+                    held.enter_context(hold_lock(path, _PATIENCE, at=state / "create.lock"))
                 facts = facts | state_second_ledger(rows, second_ledger=second_ledger, known=others)
                 draft = path.with_name(path.name + ".part")
                 for left in (draft, draft.with_name(draft.name + "-journal")):
@@ -177,7 +178,7 @@ class Chest:
         require_file(path)  # before a lock file is left where there is no vault
         with ExitStack() as held:
             if not reading or os.path.lexists(f"{path}.lock"):
-                held.callback(os.close, take_lock(path, wait))
+                held.enter_context(hold_lock(path, wait))
             require_file(path)
             journal = held.enter_context(closing(Journal.open(path)))
             books, summed = _read_books(path, journal, whole)
@@ -264,7 +265,7 @@ class Chest:
             at = witness.locate_kept(self.books.id)
         at = at.with_name(at.name + ".lock")
         what = f"another file with {self.path}'s id"
-        self._held.callback(os.close, take_lock(self.path, at=at, what=what))
+        self._held.enter_context(hold_lock(self.path, at=at, what=what))
 
     def is_known(self) -> bool:
         """Return whether this machine's witness has seen all lines but those of one write.
