@@ -303,7 +303,7 @@ class Vault:
     @property
     def limit_alone(self) -> int:
         """The most of these: h times the limit, or what `epsilon_alone` allows now."""
-        share = self.promised.share if self._books.promised else self.policy.share
+        share = self.promised.share
         most = math.ceil(self.limit * Fraction(share) / (1 if share == int(share) else 1 - 2**-20))
         cap = self.policy.count_alone(self._books.capacity)
         return most if cap is None else min(most, cap)
