@@ -352,7 +352,12 @@ REVIEWED: list[tuple[str, str, str, str, tuple[Change, ...]]] = [
         "client.vault.chest",
         "The machine's witness follows every line: left at the first one, an old copy of vault and witness written back into the same file is served, and its budget is spent twice.",
         "an_older_pair_is_not_taken_for_the_newest",
-        (("        witness.keep_receipt(self.receipt())\n        try:\n", "        try:\n"),),
+        (
+            (
+                "        witness.write_machine_witness(self.receipt())\n        try:\n",
+                "        try:\n",
+            ),
+        ),
     ),
     (
         "a backup is readable by every account",

@@ -28,13 +28,10 @@ if TYPE_CHECKING:
     from sottovoce.plan import Plan
     from sottovoce.runs.record import RoundEntry
 
-# What is kept of each client round by round, and of very many clients only of all rounds together.
-#
-# A line a round of a million clients would fill a machine. Releases with σ_1, σ_2, … of the same
-# sensitivity are worth as much as one with σ = (Σ 1/σ_t²)^(−1/2), so one line says what was
-# released in the first step of every round; what was booked adds up.
-
-
+# The trace has one line for each round, with a number for each client: σ of the first step, and
+# what was booked. Of very many clients one line stands for all rounds, because a line a round would
+# fill the memory: releases with σ_1, σ_2, … of the same sensitivity are worth as much as one with
+# σ = (Σ 1/σ_t²)^(−1/2), and debits add up.
 TraceLine: TypeAlias = NDArray[np.float64]
 
 
@@ -67,8 +64,6 @@ def combine_sigma(before: TraceLine, newest: TraceLine) -> TraceLine:
 
 
 # What every engine reports of a round when it is over.
-
-
 OnRound = Callable[["RoundDone"], None]
 
 
@@ -131,7 +126,7 @@ class ServerState:
     sigma: tuple[NDArray[np.float64], ...]  # the trace: σ of each charged client, else NaN
     mu2: tuple[NDArray[np.float64], ...]  # the trace: what each client was charged
     initial: tuple[float, float, float | None]  # loss, accuracy and signal of the first model
-    seconds: float  # spent so far, in all sittings
+    seconds: float  # spent so far, in all sessions
     exhausted: bool = False  # nobody could pay the last round that was announced
     marks: Marks = NO_MARKS  # what the server's optimiser counts; its arrays stand beside the model
     weight: tuple[NDArray[np.float64], ...] = ()  # of each upload; of very many clients not kept

@@ -660,7 +660,7 @@ def test_a_witness_keeps_its_mode(place):
     """An operator may have let a group read it, for a monitor."""
     used(place)
     with Vault.open(place, dataset=DATASET) as vault:
-        both = place.with_name("ward.vault.witness"), witness.locate_kept(vault.id)
+        both = place.with_name("ward.vault.witness"), witness.locate_machine_witness(vault.id)
         for path in both:
             assert path.stat().st_mode & 0o777 == 0o600
             path.chmod(0o640)
@@ -676,18 +676,18 @@ def test_a_disk_that_takes_half_a_witness_leaves_the_old_one(place, which):
     fill = f"""
 def limit():
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-def keep(receipt, plain=witness.keep_receipt):
+def keep(receipt, plain=witness.write_machine_witness):
     if {which == "kept"}:
         limit()
     plain(receipt)
     limit()
 with Vault.open(place, dataset=DATASET) as vault:
-    witness.keep_receipt = keep
+    witness.write_machine_witness = keep
     refused(book, vault, 7)
 """
     before = Vault.open(place, dataset=None)
     before.close()
-    both = place.with_name("ward.vault.witness"), witness.locate_kept(before.id)
+    both = place.with_name("ward.vault.witness"), witness.locate_machine_witness(before.id)
     (said,) = do_apart(place, fill)
     assert "cannot be written (File too large)" in said
     for path in both:
@@ -702,7 +702,7 @@ with Vault.open(place, dataset=DATASET) as vault:
 def test_a_witness_that_was_cut_short_is_told_from_an_older_one(place, which):
     used(place)
     with Vault.open(place, dataset=None) as vault:
-        kept = witness.locate_kept(vault.id)
+        kept = witness.locate_machine_witness(vault.id)
     path = place.with_name("ward.vault.witness") if which == "beside" else kept
     for content in (b"", path.read_bytes()[:100]):
         path.write_bytes(content)
@@ -790,12 +790,12 @@ def test_a_file_of_another_account_is_not_called_damaged(place, monkeypatch, whi
 
 PLANTED = {
     "its lock": lambda vault: vault.path.with_name("ward.vault.lock"),
-    "the machine's lock": lambda vault: witness.locate_kept(vault.id + ".lock"),
+    "the machine's lock": lambda vault: witness.locate_machine_witness(vault.id + ".lock"),
     "its witness": lambda vault: vault.path.with_name("ward.vault.witness"),
-    "the machine's witness": lambda vault: witness.locate_kept(vault.id),
+    "the machine's witness": lambda vault: witness.locate_machine_witness(vault.id),
     "the key": lambda vault: witness.locate_state() / "key",
     "a draft": lambda vault: vault.path.with_name("ward.vault.witness.part"),
-    "the machine's draft": lambda vault: witness.locate_kept(vault.id + ".part"),
+    "the machine's draft": lambda vault: witness.locate_machine_witness(vault.id + ".part"),
     "room": lambda vault: vault.path.with_name("ward.vault.room"),
 }
 

@@ -1,9 +1,9 @@
-"""The files of a vault, held together: lock, journal, books, witness. Policies live elsewhere.
+"""One open vault: its lock, its journal, the books that its lines add up to, and its witnesses.
 
-After every write the order is: commit (durable) → witness (durable) → books. A write that fails
-leaves the chest closed for good, because nobody can know what a failed sync has kept; opening it
-again reads what is there. One process uses a vault at a time, under a lock of the operating system
-that ends with its holder.
+What may be written is decided in `vault` and `rebinding`. After every write the order is: commit
+(durable) → witness (durable) → books. A write that fails leaves the chest closed for good, because
+nobody can know what a failed sync has kept; opening it again reads what is there. One process uses
+a vault at a time, under a lock of the operating system that ends with its holder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sottovoce.errors import InputError, VaultRefusal
 if TYPE_CHECKING:
     from sottovoce.client.messages import Receipt
 
-_AGAIN = 0.05
+_POLL_SECONDS = 0.05
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def hold_lock(
                         f"{what or vault} is in use{_name_holder(descriptor)}; wait until it has "
                         "ended, then try again"
                     ) from None
-                time.sleep(_AGAIN)
+                time.sleep(_POLL_SECONDS)
             except OSError as error:
                 raise VaultRefusal(
                     f"{vault} cannot be locked ({error.strerror}); keep it on a local disk with "
@@ -113,7 +113,7 @@ class Chest:
         self._owner, self._usable = os.getpid(), True
         self._inode = path.stat().st_ino
         self._summed = summed  # the line up to which there is a summary
-        self._alone = threading.RLock()
+        self._thread_lock = threading.RLock()
 
     @staticmethod
     def make(
@@ -137,12 +137,13 @@ class Chest:
                 rows = facts["dataset"]
                 if not second_ledger:  # before the other lock: federate takes them in this order
                     held.enter_context(witness.hold_ledgers(rows))
-                with witness.open_state() as state:  # or two creations would not see each other
+                # One creation at a time: two would not see each other's ledgers.
+                with witness.open_state() as state:
                     held.enter_context(hold_lock(path, _PATIENCE, at=state / "create.lock"))
                 facts = facts | state_second_ledger(rows, second_ledger=second_ledger, known=others)
                 draft = path.with_name(path.name + ".part")
-                for left in (draft, draft.with_name(draft.name + "-journal")):
-                    left.unlink(missing_ok=True)  # of a crashed creation, with nothing booked
+                for leftover in (draft, draft.with_name(draft.name + "-journal")):
+                    leftover.unlink(missing_ok=True)  # of a crashed creation: nothing is booked
                 chain.pass_step("create: begun")
                 draft.touch(mode=0o600, exist_ok=False)
                 facts = {**facts, "inode": draft.stat().st_ino}  # renaming keeps it
@@ -151,7 +152,7 @@ class Chest:
                 Journal.make(draft, first)
                 chain.pass_step("create: committed")
                 made = VaultReceipt(facts["vault"], 1, first.hash, spent=0, alone=0)
-                witness.keep_receipt(made)
+                witness.write_machine_witness(made)
                 witness.write_witness(path, made, "create")
                 chain.pass_step("create: witnessed")
                 draft.rename(path)
@@ -186,7 +187,7 @@ class Chest:
 
     def close(self) -> None:
         """Release the vault; closing twice is allowed."""
-        with self._alone:
+        with self._thread_lock:
             self._usable = False
             self._held.close()
 
@@ -197,7 +198,7 @@ class Chest:
         Yields the file, to be read. A closed chest, or one that another process has opened, is
         refused.
         """
-        with self._alone:
+        with self._thread_lock:
             if os.getpid() != self._owner:
                 raise VaultRefusal(
                     f"{self.path} was opened by another process (a fork shares no vault); "
@@ -262,7 +263,7 @@ class Chest:
         the machine's witness is read for a use.
         """
         with witness.open_state():
-            at = witness.locate_kept(self.books.id)
+            at = witness.locate_machine_witness(self.books.id)
         at = at.with_name(at.name + ".lock")
         what = f"another file with {self.path}'s id"
         self._held.enter_context(hold_lock(self.path, at=at, what=what))
@@ -271,17 +272,17 @@ class Chest:
         """Return whether this machine's witness has seen all lines but those of one write.
 
         A crash between commit and witness leaves no more than that. Further lines were written with
-        another state folder, which may have seen even more; so was an operator's word that this
-        machine has not seen, unless the word names this machine's witness (again a crash).
+        another state folder, which may have seen even more. So was a move or a restore that this
+        machine has not seen, unless its line names this machine's witness (again a crash).
         """
-        known, last = witness.read_kept(self.books.id), self.books.seq
+        known, last = witness.read_machine_witness(self.books.id), self.books.seq
         if known is None or last - known.seq > _MOST_LINES:
             return False
         unseen = range(known.seq + 1, last + 1)
         with self.use() as journal:
             lines = [line for n in unseen if (line := journal.line(n))]
-        words = [line.facts for line in lines if line.kind in ("move", "restore")]
-        return all(facts.get("kept") == known.to_proof() for facts in words)
+        taken = [line.facts for line in lines if line.kind in ("move", "restore")]
+        return all(facts.get("kept") == known.to_proof() for facts in taken)
 
     def is_second(self) -> bool:
         """Return whether this machine has seen other ledgers of these rows, and not this one."""
@@ -294,7 +295,7 @@ class Chest:
         An old pair of vault and witness looks like one that was just moved here.
         """
         if not self.is_known():
-            known = witness.read_kept(self.books.id)
+            known = witness.read_machine_witness(self.books.id)
             raise VaultRefusal(
                 f"{self.path} has no witness of its {self.books.seq} lines in this machine's state "
                 f"folder ({witness.locate_state()}, which has seen "
@@ -344,9 +345,9 @@ class Chest:
         older = f"is an older or a parted copy: it has {lines} lines and"
         if not self.contains(seen):
             refuse(f"{older} its witness has seen {seen.seq}; put the newest file back")
-        known = witness.read_kept(self.books.id)
+        known = witness.read_machine_witness(self.books.id)
         if known is not None and not self.contains(known):
-            place = witness.locate_kept(self.books.id)
+            place = witness.locate_machine_witness(self.books.id)
             refuse(f"{older} this machine has seen {known.seq} ({place}); put the newest file back")
         return min(seen.seq, 0 if known is None else known.seq) < lines
 
@@ -391,7 +392,7 @@ class Chest:
             return self.receipt()
 
     def _write_witnesses(self, kind: str) -> None:
-        witness.keep_receipt(self.receipt())
+        witness.write_machine_witness(self.receipt())
         try:
             witness.write_witness(self.path, self.receipt(), kind)
         except OSError as error:

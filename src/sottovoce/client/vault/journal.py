@@ -44,7 +44,7 @@ from sottovoce.data.files import DAMAGE
 from sottovoce.errors import VaultRefusal
 from sottovoce.privacy.tank import FULL
 
-_MOST = 16  # records of a leaf
+_LEAF_SIZE = 16  # records at most
 
 
 class Records:
@@ -87,7 +87,7 @@ class Records:
         node = self._read_node(name, wanted) if wanted else {}
         if isinstance(node, dict):
             more = {**{sha256(key): (key, value) for key, value in node.items()}, **more}
-            node = dict(more.values()) if len(more) <= _MOST else [""] * 16
+            node = dict(more.values()) if len(more) <= _LEAF_SIZE else [""] * 16
         if isinstance(node, list):
             groups: dict[str, dict[str, tuple[str, Any]]] = {}
             for digits, record in more.items():
@@ -361,6 +361,7 @@ MOST_BYTES = 10**9 - 1024  # of one upload: SQLite's limit on a value, with room
 
 # A damaged file can make even the text of an error unreadable.
 _FAULTS = (sqlite3.Error, UnicodeError, OverflowError)
+# Errors of the disk, which may pass: nothing is known to be wrong with the file.
 _NOT_NOW = tuple(f"SQLITE_{c}" for c in ("FULL", "READONLY", "IOERR", "CANTOPEN", "PERM"))
 _PRAGMAS = (
     "trusted_schema = OFF",

@@ -155,9 +155,9 @@ def move(
 def _take_into_service(
     chest: Chest, kind: str, facts: dict[str, Any], second_ledger: bool, seq: int | None = None
 ) -> VaultReceipt:
-    """Write the operator's word, and only then note that these rows have this ledger."""
+    """Write the operator's statement; only then note that these rows have this ledger."""
     books = chest.books
-    known = witness.read_kept(books.id)  # after a crash, this tells whose word it was
+    known = witness.read_machine_witness(books.id)  # after a crash: on which machine it was stated
     facts["kept"] = None if known is None else known.to_proof()
     with witness.hold_ledgers(books.dataset):
         if second_ledger or chest.is_second():
@@ -188,7 +188,7 @@ def restore(
     with closing(Chest.open(Path(path), whole=True)) as chest:
         chest.claim_id()
         books, seen = chest.books, witness.read_witness(chest.path)
-        known = witness.read_kept(books.id)
+        known = witness.read_machine_witness(books.id)
         proofs = [*receipts, *(proof for proof in (seen, known) if proof is not None)]
         for proof in proofs:
             if proof.vault != books.id:
@@ -197,7 +197,7 @@ def restore(
             if proof.seq > _LAST_LINE:  # the lines after it would have no numbers
                 remedy = "no vault has so many lines, so ask again for its newest receipt"
                 raise InputError.of("receipt.seq", proof.seq, f"at most {_LAST_LINE}", remedy)
-        unknown = [proof for proof in proofs if not chest.contains(proof)]
+        unknown = [proof for proof in proofs if not chest.contains(proof)]  # to this file
         witnessed = seen is not None and chest.is_known()
         in_place = witnessed and not (chest.is_copy() or chest.is_second())
         if not unknown and in_place and not burn_rest:

@@ -154,7 +154,7 @@ def locate_state() -> Path:
         ) from None
 
 
-def locate_kept(vault: str) -> Path:
+def locate_machine_witness(vault: str) -> Path:
     """Return the path of this machine's own witness of a vault, by the vault's id."""
     return locate_state() / "witness" / vault
 
@@ -265,10 +265,10 @@ def _make_key(folder: Path) -> bytes:
     return _read_file(folder / "key")
 
 
-def read_kept(vault: str) -> VaultReceipt | None:
+def read_machine_witness(vault: str) -> VaultReceipt | None:
     """Return what this machine has seen of a vault; None where it has seen nothing."""
     words = "remove it, and open the vault again to see what to say instead"
-    path = locate_kept(vault)
+    path = locate_machine_witness(vault)
     return _read_receipt(path, f", so nobody can tell whether this is the newest; {words}", vault)
 
 
@@ -312,9 +312,9 @@ def write_witness(vault: Path, receipt: VaultReceipt, kind: str) -> None:
     _write_receipt(locate_witness(vault), receipt, vault, f"{kind}: witness written")
 
 
-def keep_receipt(receipt: VaultReceipt) -> None:
+def write_machine_witness(receipt: VaultReceipt) -> None:
     """Replace the machine's own witness."""
-    path = locate_kept(receipt.vault)
+    path = locate_machine_witness(receipt.vault)
     with open_state():
         _write_receipt(path, receipt, path if path.exists() else path.parent)
 
