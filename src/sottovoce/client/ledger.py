@@ -425,12 +425,12 @@ def act_as(user: str | None, state: Path | None, *, beside: Path | None) -> None
     if user is None:
         folder = None if beside is None else beside.absolute().parent
         if os.geteuid() == 0 and folder is not None and folder.exists() and folder.stat().st_uid:
-            owner, number = find_owner(folder), folder.stat().st_uid
-            remedy = f"add --user {owner}"
-            if owner is None:
+            name, number = find_owner(folder), folder.stat().st_uid
+            remedy = f"add --user {name}"
+            if name is None:
                 remedy = f"make a user with the id {number} and name it with --user"
             raise InputError(
-                f"{folder} belongs to {owner or number}, and root's own second witness would be of "
+                f"{folder} belongs to {name or number}, and root's own second witness would be of "
                 f"no use to it; {remedy}"
             )
         return

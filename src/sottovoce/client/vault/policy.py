@@ -107,11 +107,15 @@ formula does not keep its promise, so a vault does not take it
             if type(value) is not int or not least <= value <= most:
                 raise InputError.of(key, value, f"a whole number from {least} to {most}", remedy)
         alone = self.epsilon_alone
-        most = calibrations.LOOSEST[0]
+        loosest = calibrations.LOOSEST[0]
         if alone is not None and (
-            self.honest == 1 or type(alone) not in (int, float) or not self.epsilon < alone <= most
+            self.honest == 1
+            or type(alone) not in (int, float)
+            or not self.epsilon < alone <= loosest
         ):
-            bound = f"a number above epsilon = {self.epsilon:g}, to {most:g}, with sum.honest ≥ 2"
+            bound = (
+                f"a number above epsilon = {self.epsilon:g}, to {loosest:g}, with sum.honest ≥ 2"
+            )
             raise InputError.of("sum.epsilon_alone", alone, bound, "leave it out for h noises")
         capacity = self.capacity()
         if self.honest > 1 and self.share * capacity > _MOST_ALONE:
