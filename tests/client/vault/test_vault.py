@@ -906,6 +906,28 @@ def test_a_lost_witness_is_refused_and_restored_by_receipts_or_by_burning(place)
             book(vault, 0, [1], run="run-c")
 
 
+def test_what_is_advised_about_a_wrong_witness_works(place, tmp_path):
+    """That of another vault is moved away, and a damaged one removed; no backup of one exists."""
+    other = tmp_path / "other.vault"
+    Vault.create(other, POLICY, dataset=OTHER).close()
+    Vault.create(place, POLICY, dataset=DATASET).close()
+    witness_file = place.with_name("ward.vault.witness")
+    for content, advice in (
+        (Path(f"{other}.witness").read_bytes(), "or move that one away and run `.* --restored`"),
+        (b"{}\n", "; remove it and run `.* --restored`"),
+    ):
+        witness_file.write_bytes(content)
+        with pytest.raises(VaultRefusal, match=advice):
+            Vault.open(place, dataset=DATASET)
+        with pytest.raises((InputError, VaultRefusal), match=r"away|remove it"):
+            restore(place, nothing_since=True)
+        witness_file.unlink()
+        with pytest.raises(VaultRefusal, match="state with `--nothing-since`"):
+            restore(place)
+        restore(place, nothing_since=True)
+        Vault.open(place, dataset=DATASET).close()
+
+
 def test_a_backup_is_one_file_and_never_served_as_it_is(place, tmp_path, elsewhere):
     known, out = used(place), tmp_path / "kept.vault"
     made = backup(place, out)

@@ -330,8 +330,8 @@ class Chest:
     def require_witnessed(self) -> bool:
         """Refuse a state older than a witness; return whether it is ahead of one."""
 
-        def refuse(what: str) -> NoReturn:
-            remedy = f"or run `sottovoce ledger rebind {self.path.name} --restored`"
+        def refuse(what: str, first: str = "") -> NoReturn:
+            remedy = f"or {first}run `sottovoce ledger rebind {self.path.name} --restored`"
             raise VaultRefusal(f"{self.path} {what}, {remedy}")
 
         seen, lines = witness.read_witness(self.path), self.books.seq
@@ -341,7 +341,8 @@ class Chest:
                 "whether it is the newest state; put it back"
             )
         if seen.vault != self.books.id:
-            refuse("lies beside the witness of another vault; put its own witness back")
+            what = "lies beside the witness of another vault; put its own witness back"
+            refuse(what, "move that one away and ")
         older = f"is an older or a parted copy: it has {lines} lines and"
         if not self.contains(seen):
             refuse(f"{older} its witness has seen {seen.seq}; put the newest file back")

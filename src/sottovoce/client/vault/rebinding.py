@@ -192,7 +192,7 @@ def restore(
         proofs = [*receipts, *(proof for proof in (seen, known) if proof is not None)]
         for proof in proofs:
             if proof.vault != books.id:
-                remedy = "give one of this vault"
+                remedy = "give one of this vault, and move the witness of another one away"
                 raise InputError.of("receipt", proof.vault, f"of the vault {books.id}", remedy)
             if proof.seq > _LAST_LINE:  # the lines after it would have no numbers
                 remedy = "no vault has so many lines, so ask again for its newest receipt"

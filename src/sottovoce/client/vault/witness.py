@@ -304,7 +304,7 @@ def _read_file(path: Path) -> bytes:
 def read_witness(vault: Path) -> VaultReceipt | None:
     """Return the witness of a vault; None where there is none. Refuse a damaged one."""
     remedy = f"remove it and run `sottovoce ledger rebind {vault.name} --restored`"
-    return _read_receipt(locate_witness(vault), f"; put its backup back, or {remedy}")
+    return _read_receipt(locate_witness(vault), f"; {remedy}")
 
 
 def write_witness(vault: Path, receipt: VaultReceipt, kind: str) -> None:
