@@ -25,6 +25,21 @@ with hold_folder(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.parametrize("stop", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_what_cannot_be_written_whole_leaves_nothing_behind(tmp_path, monkeypatch, stop):
+    """Half a checkpoint would take the room that the next one needs."""
+    path = tmp_path / "checkpoint.npz"
+    files.write_file(path, b"old")
+
+    def fail(descriptor):
+        raise stop
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    with pytest.raises(type(stop)):
+        files.write_file(path, b"new")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(path.name, b"old")]
+
+
 def test_a_hold_ends_with_its_process(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     with subprocess.Popen(

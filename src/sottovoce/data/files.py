@@ -12,7 +12,7 @@ import io
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -164,11 +164,16 @@ def write_npz(path: Path, arrays: Mapping[str, Any], *, compressed: bool = True)
 def write_file(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees the old content or the new one, never a mixture."""
     unfinished = path.with_name(path.name + ".part")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        with suppress(OSError):  # half a file would take the room that is missing
+            unfinished.unlink()
+        raise
     sync_folder(path.parent)  # the new name must also survive a power cut
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sottovoce._version import __version__
 from sottovoce.client import ledger
 from sottovoce.client.vault import Vault
-from sottovoce.data.files import make_folder, require_empty
+from sottovoce.data.files import make_folder, require_empty, write_file
 from sottovoce.errors import RunError
 from sottovoce.privacy.budget import NOT_COVERED, format_claim
 from sottovoce.reports.pages import render_page
@@ -60,8 +60,8 @@ def _write_both(folder: Path, name: str, values: object, page: str) -> None:
     make_folder(folder)
     try:
         text = json.dumps(values, ensure_ascii=False, indent=1)
-        (folder / f"{name}.json").write_text(text + "\n", "utf-8")
-        (folder / f"{name}.html").write_text(page, "utf-8")
+        write_file(folder / f"{name}.html", page.encode())
+        write_file(folder / f"{name}.json", f"{text}\n".encode())
     except OSError as error:
         raise RunError(f"{folder} cannot be written ({error.strerror}); name another") from None
 
