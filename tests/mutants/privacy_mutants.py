@@ -592,7 +592,7 @@ MUTANTS = [
          ("for policy in (statement.policy, statement.promised)", "for policy in (statement.policy, statement.policy)")),
     _bug("a δ held against the first records only", "client.ledger",
          "tests/client/test_ledger.py::test_more_records_can_make_delta_too_large",
-         ("guarantee=replace(vault.promised, samples=most).guarantee(*also)", "guarantee=vault.promised.guarantee(*also)")),
+         ("guarantee=replace(vault.promised, samples=most_samples).guarantee(*also)", "guarantee=vault.promised.guarantee(*also)")),
     _bug("terms of today in a certificate's data", "client.ledger",
          "tests/client/test_ledger.py::test_terms_tightened_after_a_release_are_not_told_of_the_past",
          ('"promised": cast("PolicyEntry", self.promised.to_json())', '"promised": cast("PolicyEntry", self.policy.to_json())')),

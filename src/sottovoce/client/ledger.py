@@ -67,8 +67,7 @@ class Statement:
     vault: str
     made: str
     issued: str
-    dataset: str  # the fingerprint, which stays here
-    seal: str  # what others may know instead
+    seal: str  # of the dataset: its fingerprint stays in the vault
     policy: Policy  # as it stands
     promised: Policy  # that of the first release, which holds for everything released
     since: Mapping[str, int]  # from which line each term of `policy` holds
@@ -139,36 +138,35 @@ def make_statement(vault: Vault) -> Statement:
         for entry in vault.entries()
     ]
     notes: list[NoteEntry] = []
-    since, terms, most = dict[str, int](), dict[str, Any](), 1
-    second: list[list[str]] = []  # other ledgers of the same rows, as stated by operators
+    since, terms, most_samples = dict[str, int](), dict[str, Any](), 1
+    stated: list[list[str]] = []  # other ledgers of the same rows, by each statement of them
     for line in vault.lines():
-        stated = line.facts.get("policy")  # of a new, a tightened and a rebound vault
-        new = terms if stated is None else Policy.from_json(stated).to_json()
+        facts, new = line.facts, terms
+        if "policy" in facts:  # of a new, a tightened, a rebound or a restored vault
+            new = Policy.from_json(facts["policy"]).to_json()
         changed = {name: value for name, value in new.items() if terms.get(name) != value}
-        if "second" in line.facts:
-            second.append(line.facts["second"])
-        if line.kind in _NOTES and (terms or second):
-            then = changed.items() if terms else ()
-            how = ", ".join(f"{name} {terms.get(name)} → {now}" for name, now in then)
-            text = _NOTES[line.kind] + (f": {how}" if how else "")
+        if "second" in facts:
+            stated.append(facts["second"])
+        if line.kind in _NOTES and (terms or stated):
+            changes = [f"{name} {terms[name]} → {now}" for name, now in changed.items() if terms]
+            text = _NOTES[line.kind] + (f": {', '.join(changes)}" if changes else "")
             text += _describe_word(line)
             note = {"seq": line.seq, "time": line.time, "kind": line.kind, "text": text}
             notes.append(cast("NoteEntry", note))
         since |= dict.fromkeys(changed, line.seq)
-        terms, most = new, max(most, new["samples"])
-    others = tuple(sorted({*vault.other_ledgers}.union(*second)))
-    also = ["other-ledgers"] if second or others else []
+        terms, most_samples = new, max(most_samples, new["samples"])
+    others = tuple(sorted({*vault.other_ledgers}.union(*stated)))
+    also = ["other-ledgers"] if stated or others else []
     return Statement(
         vault=vault.id,
         made=vault.made,
         issued=datetime.now(UTC).isoformat(timespec="seconds"),
-        dataset=vault.dataset,
         seal=vault.seal,
         policy=vault.policy,
         promised=vault.promised,
         since=since,
         # For the largest number of records it ever had: whether δ is small enough depends on it.
-        guarantee=replace(vault.promised, samples=most).guarantee(*also),
+        guarantee=replace(vault.promised, samples=most_samples).guarantee(*also),
         capacity=unit * vault.limit,
         spent=unit * vault.spent,
         burnt=unit * vault.burnt,
