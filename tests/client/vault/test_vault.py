@@ -383,6 +383,14 @@ def test_no_vault_has_the_name_of_a_file_beside_another(tmp_path, end):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("path", ["none/ward.vault", "file/ward.vault", "w" * 253])
+def test_a_vault_without_a_folder_for_it_says_so(tmp_path, path):
+    (tmp_path / "file").touch()
+    with pytest.raises(VaultRefusal, match="make its folder first, or correct the path"):
+        Vault.create(tmp_path / path, POLICY, dataset=DATASET)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize("path", ["/", "..", "."])
 def test_a_folder_is_no_name_for_a_vault(tmp_path, monkeypatch, path):
     inside = tmp_path / "inside"

@@ -302,7 +302,7 @@ class Vault:
 
     @property
     def limit_alone(self) -> int:
-        """The most of these: h times the limit, or what `epsilon_alone` allows now."""
+        """The most that `alone` may become: h times the limit, or what `epsilon_alone` allows."""
         share = self.promised.share
         most = math.ceil(self.limit * Fraction(share) / (1 if share == int(share) else 1 - 2**-20))
         cap = self.policy.count_alone(self._books.capacity)
@@ -398,8 +398,8 @@ class Vault:
     ) -> Reservation:
         """Book a turn, one debit a release: all of it or nothing, durable when this returns.
 
-        `alone` are the units of the same release by this client's own noise, where it is one of a
-        sum; both accounts must have enough left.
+        `alone` is what the turn costs by this client's own noise alone, where only a sum of uploads
+        is released: the vault keeps both accounts, and both must have enough left.
 
         `acknowledged` is the newest receipt that the server has. If it came with the answer to an
         earlier round of this run, the uploads of the rounds before that one are dropped. `room` is

@@ -61,6 +61,8 @@ def refuse_reading(path: Path, error: OSError, unknown: str = "") -> NoReturn:
     """Refuse a file that cannot be read now. What it says is unknown, and nothing is lost."""
     if error.errno in (errno.EACCES, errno.EPERM):
         remedy = "run this as the account that the vault belongs to, or give it the file (chown)"
+    elif error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+        remedy = "make its folder first, or correct the path"
     elif error.errno == errno.ELOOP:
         remedy = "a link may be another user's choice, so look who made it, and remove it"
     else:
