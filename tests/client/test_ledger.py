@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import pwd
 import shutil
 import sqlite3
 import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import resources
@@ -341,6 +343,19 @@ def test_root_is_asked_for_the_user_to_whom_the_vaults_folder_belongs(tmp_path, 
         assert refused.stderr.count("\n") == 1
         assert remedy in refused.stderr
         assert list(home.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_who_becomes_another_user_looks_into_that_users_state_folder(tmp_path):
+    code = (
+        "from sottovoce.client import ledger; from sottovoce.client.vault import witness; "
+        "ledger.act_as('daemon', None, beside=None); print(witness.locate_state())"
+    )
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    del env["SOTTOVOCE_STATE"]
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    home = pwd.getpwnam("daemon").pw_dir
+    assert (done.stdout, done.stderr) == (f"{home}/.local/state/sottovoce\n", "")
 
 
 # Checks

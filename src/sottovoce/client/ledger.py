@@ -444,6 +444,7 @@ def act_as(user: str | None, state: Path | None, *, beside: Path | None) -> None
     os.setgid(owner.pw_gid)
     os.setuid(owner.pw_uid)
     os.environ["HOME"] = owner.pw_dir
+    os.environ.pop("XDG_STATE_HOME", None)  # root's, where the user's worker never looks
 
 
 def find_owner(folder: Path) -> str | None:
