@@ -101,11 +101,7 @@ class Records:
     def _read_node(self, name: str, wanted: str) -> Any:
         content = self._read(name)
         if content is None or sha256(content) != wanted:
-            raise VaultRefusal(
-                f"the vault is damaged (node {name or 'root'} of its records is not the one that "
-                "was written); put its backup back and run `sottovoce ledger rebind VAULT "
-                "--restored`"
-            )
+            _refuse_content(f"node {name or 'root'} of its records is not the one that was written")
         return json.loads(content)
 
 
@@ -224,10 +220,7 @@ class Books:
                 raise ValueError("a kind this version does not know")
             add(line, facts)
         except (*DAMAGE, RecursionError) as error:
-            raise VaultRefusal(
-                f"the vault is damaged (line {line.seq} makes no sense: {error}); put its backup "
-                "back and run `sottovoce ledger rebind VAULT --restored`"
-            ) from None
+            _refuse_content(f"line {line.seq} makes no sense: {error}")
         self.seq, self.hash = line.seq, line.hash
 
     def _add_create(self, line: Line, facts: dict[str, Any]) -> None:
@@ -639,6 +632,13 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         connection.close()
         _refuse(path, error)
     return connection
+
+
+def _refuse_content(why: str) -> NoReturn:
+    raise VaultRefusal(
+        f"the vault is damaged ({why}); put its backup back and run "
+        "`sottovoce ledger rebind VAULT --restored`"
+    ) from None
 
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
