@@ -105,7 +105,8 @@ def create(
 
     for name in ("vault", "node", "user", "state", "second_ledger", "as_json"):
         terms.pop(name, None)
-    ledger.act_as(user, state, beside=vault if node is None else Node.load(node).vault)
+    place = vault if node is None or user is not None else Node.load(node).vault
+    ledger.act_as(user, state, beside=place)
     summary = ledger.create_vault(vault, node, second_ledger=second_ledger, **terms)
     print_result(summary.to_json() if as_json else ledger.format_statement(summary))
     for sentence in summary.policy.advise():
