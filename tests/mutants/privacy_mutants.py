@@ -595,7 +595,7 @@ MUTANTS = [
          ("guarantee=replace(vault.promised, samples=most_samples).guarantee(*also)", "guarantee=vault.promised.guarantee(*also)")),
     _bug("terms of sums certified before they are final", "client.ledger",
          "tests/client/test_ledger.py::test_before_the_first_release_the_terms_of_sums_are_not_certified_as_final",
-         ("    if statement.spent == 0:\n", "    if False:\n")),
+         ("    if statement.spent:\n        return \"\"\n", "    if statement:\n        return \"\"\n")),
     _bug("terms of today in a certificate's data", "client.ledger",
          "tests/client/test_ledger.py::test_terms_tightened_after_a_release_are_not_told_of_the_past",
          ('"promised": cast("PolicyEntry", self.promised.to_json())', '"promised": cast("PolicyEntry", self.policy.to_json())')),

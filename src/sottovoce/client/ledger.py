@@ -192,8 +192,8 @@ def format_statement(statement: Statement, *, most: int | None = 20) -> str:
         f"{promised.calibration} calibration, all runs and servers together",
         *(
             f"          {text}"
-            for text in (describe_sums(statement), describe_tightening(statement))
-            if text
+            for describe in (describe_sums, describe_open_terms, describe_tightening)
+            if (text := describe(statement))
         ),
         f"fuel      {draw_gauge(statement.left)} {format_left(statement)} left",
         f"          {describe_turns(statement)}",
@@ -263,20 +263,22 @@ def describe_tightening(statement: Statement) -> str:
 
 
 def describe_sums(statement: Statement) -> str:
-    """Say in a clause on whom the promise rests where sums are released, and what holds alone.
+    """Say in a clause on whom the promise rests where sums are released, and what holds alone."""
+    promised = statement.promised
+    if (alone := promised.compute_alone()) is None:
+        return ""
+    return (
+        f"of sums as long as {promised.honest} of their clients are honest, this one included, and "
+        f"at most {promised.corrupt} side with the server; whatever anyone does, (ε, δ) = "
+        f"{format_budget(alone, promised.delta)}"
+    )
 
-    Before the first release the terms of sums may still become looser, unlike all others.
-    """
-    promised, clauses = statement.promised, list[str]()
-    if (alone := promised.compute_alone()) is not None:
-        clauses.append(
-            f"of sums as long as {promised.honest} of their clients are honest, this one included, "
-            f"and at most {promised.corrupt} side with the server; whatever anyone does, (ε, δ) = "
-            f"{format_budget(alone, promised.delta)}"
-        )
-    if statement.spent == 0:
-        clauses.append("the terms of sums ([policy.sum]) may still change until the first release")
-    return "; ".join(clauses)
+
+def describe_open_terms(statement: Statement) -> str:
+    """Say in a clause that the terms of sums, unlike all others, may still become looser."""
+    if statement.spent:
+        return ""
+    return "the terms of sums ([policy.sum]) may still change until the first release"
 
 
 def describe_other_ledgers(statement: Statement) -> str:

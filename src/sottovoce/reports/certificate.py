@@ -89,6 +89,7 @@ def render_certificate(statement: ledger.Statement) -> str:
         floor=ledger.describe_term(statement, "floor", "at least {:g}"),
         other_ledgers=others,
         sums=ledger.describe_sums(statement),
+        open_terms=ledger.describe_open_terms(statement),
         tightened=ledger.describe_tightening(statement),
         left=ledger.format_left(statement).replace(" ", "\u00a0"),
         turns=ledger.describe_turns(statement),
