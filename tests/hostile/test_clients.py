@@ -19,6 +19,7 @@ from sottovoce.client.node import Node
 from sottovoce.client.vault import Policy
 from sottovoce.errors import InputError, Malformed, OtherVersion, RunError
 from sottovoce.models.base import Form
+from sottovoce.privacy.calibration import capacity
 from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.aggregate import average
 from sottovoce.server import checks, coordinator
@@ -600,6 +601,26 @@ def test_a_budget_may_be_hidden_or_tightened_in_mid_run(tmp_path):
         place = list(who).index("client-1")
         assert np.isnan(trace["sigma"][1:, place]).all()
     assert "undisclosed-budgets" in done.record["guarantee"]["not_covered"]
+
+
+def test_who_shows_a_budget_again_does_not_cost_the_others_their_record(tmp_path):
+    """Hidden for a round, and then a budget so small that the first round exceeded it."""
+    transport = Direct(clients(tmp_path))
+    worth = float(capacity(1e-3, 1e-5))
+    small = {"epsilon": 1e-3, "delta": 1e-5, "capacity": worth, "spent": worth}
+
+    def change(route, asked, told):
+        if route != BAD:
+            return told
+        said, own = messages.unpack(told)
+        return messages.pack({**said, "budget": (said["budget"], None, small)[said["t"]]}, own)
+
+    transport.on_answer = change
+    done = go(transport, tmp_path / "run", own=plan(**{"rounds.rounds": 3}))
+    assert done.record["status"] == "finished"
+    assert [entry["cohort"] for entry in done.record["rounds"]] == [[0, 1, 2], [0, 1, 2], [0, 2]]
+    assert done.record["rounds"][2]["missing"] == {"client-1": "malformed"}
+    assert done.record["clients"][1]["epsilon"] is None
 
 
 def test_records_and_logs_say_who_and_why(tmp_path, caplog):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from sottovoce.privacy.sensitivity import Recipe
 from sottovoce.schedules.pricing import Terms
 from sottovoce.server import checks
 from sottovoce.server.checks import AcceptedUpload, ExpectedUpload
-from sottovoce.server.members import Member
+from sottovoce.server.members import Account, Member
 from support.devices import ask, make_node, opened, sealed, written
 from support.in_process import CLASSES, FEATURES, HIDDEN, SIX, draw
 
@@ -239,6 +239,14 @@ def test_a_budget_that_is_hidden_in_mid_run(scene):
         checks.check_answer(blob, replace(scene.expected, disclosed=True))
 
 
+def test_a_budget_that_was_hidden_is_not_shown_again(scene):
+    """Nor does a vault: what was booked in between is not known."""
+    hidden = replace(scene.expected, member=replace(scene.member, account=None))
+    assert checks.check_answer(scene.with_head(budget=None), hidden).account is None
+    with pytest.raises(Malformed, match="shows a budget that its client has hidden before"):
+        checks.check_answer(scene.blob, hidden)
+
+
 def test_a_budget_that_is_looser_than_the_greeting(scene):
     """16 is worth what it says, and is not what its client greeted with."""
     worth = float(calibration.capacity(16.0, 1e-5))
@@ -314,6 +322,21 @@ def test_an_upload_that_nothing_was_booked_for(scene):
     with pytest.raises(Malformed, match="less noise than its client has paid for"):
         checks.check_answer(scene.blob, replace(scene.expected, member=after))
     assert scene.head["budget"]["spent"] > account.spent
+
+
+def test_a_large_budget_buys_no_upload_that_is_not_booked_in_full(scene):
+    """A little less in each of many rounds would be more than the run's record allows."""
+    worth = capacity(*LOOSEST)
+    rich = Account(LOOSEST[0], LOOSEST[1], worth, 0.0)
+    known = replace(scene.expected, member=replace(scene.member, account=rich))
+    paid = (scene.expected.sensitivity / scene.head["sigma"][0]) ** 2
+    for part, counts in ((1.0, True), (1 - 1e-8, False)):
+        blob = scene.with_head(budget=asdict(replace(rich, spent=paid * part)))
+        if counts:
+            assert checks.check_answer(blob, known).account.spent == paid
+        else:
+            with pytest.raises(Malformed, match="less noise than its client has paid for"):
+                checks.check_answer(blob, known)
 
 
 def test_every_step_of_an_upload_is_paid_for(tmp_path):

@@ -44,6 +44,7 @@ RARE = math.log(1e-14)  # log of the false alarm rate of one test of `_require_n
 # A loss is paid with one tenth of a debit, and so has √9 times the noise of the model; √18 times
 # where a debit is only a few parts of the capacity.
 LOSS_NOISE = 5.0
+ROUNDING = 1e-14  # relative, of a difference of what a client has spent
 _KEYS = {"schema", "kind", "run", "t", "request", "samples", "receipt", "budget", "sigma"}
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -150,19 +151,27 @@ def check_input(
         raise Malformed("the input's noise is no whole number of grid units")
     _require_budget(account, member)
     if account is not None and before is not None:
-        booked, slack = account.spent - before.spent, 1e-14 * account.capacity
-        if booked < (change / noise) ** 2 / honest * (1 - 1e-10) - slack:
+        released = (change / noise) ** 2 / honest
+        if account.spent - before.spent < released * (1 - 1e-10) - ROUNDING * account.spent:
             raise Malformed("the input has less noise than its client has paid for")
     return receipt, account
 
 
 def _require_budget(account: Account | None, member: Member) -> None:
-    """Reject a budget that is not the client's: in a run it may only be tightened, or hidden."""
+    """Reject a budget that is not the client's: in a run it may only be tightened, or hidden.
+
+    One that was hidden stays hidden, as in a vault: what was booked meanwhile is not known, so that
+    no later figure could bear out the record.
+    """
     before = member.account
-    if account is None or (before is not None and replace(account, spent=before.spent) == before):
+    if account is None:
+        return
+    if before is None:
+        raise Malformed("the upload shows a budget that its client has hidden before")
+    if replace(account, spent=before.spent) == before:
         return
     account.require_worth(member.calibration)
-    if before is not None and (
+    if (
         account.epsilon > before.epsilon
         or account.delta > before.delta
         or account.capacity > before.capacity
@@ -205,8 +214,7 @@ def _require_booked(account: Account | None, released: float, expected: Expected
         if released * (1 - 1e-9) > _largest_capacity():
             raise Malformed("the upload has less noise than any vault could have paid for")
         return
-    slack = 1e-14 * account.capacity  # the rounding error of a difference of floats
-    if account.spent - before.spent < released * (1 - 1e-10) - slack:
+    if account.spent - before.spent < released * (1 - 1e-10) - ROUNDING * account.spent:
         raise Malformed("the upload has less noise than its client has paid for")
 
 
