@@ -8,14 +8,17 @@ import subprocess
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from sottovoce.client import device as sottovoce_device
+from sottovoce.client import messages
 from sottovoce.client.vault import Vault
 from sottovoce.flower import certificates, client_app, transport
 from sottovoce.flower.transport import Asking, NodeDirectory
+from sottovoce.models.base import Form
 from support.devices import ask as asked
 from support.devices import make_node
 from support.grids import FakeGrid, call, identity, said  # noqa: F401 - for every test of a grid
@@ -272,6 +275,21 @@ class TestRoll:
         assert roll.greet(5) == {"bob": b"bob"}  # so that its silence can be forgiven
         assert roll.ask({"ann": b"a", "bob": b"b"}, 5) == {"ann": b"a", "bob": b"b"}
         assert roll.greet(5) == {}
+
+    def test_a_masked_input_is_read_although_its_numbers_are_wider_than_the_models(self):
+        """It is paid for before it is sent: one that is refused burns the budget of the round."""
+        form = Form("softmax", (39_999,), 10)
+        params = {name: np.zeros(shape, np.float32) for name, shape in form.shapes().items()}
+        request = asked(form=form, params=params, sum={"step": "input"}).to_blob()
+        head = {"schema": messages.ANSWER, "kind": "input", "noise": 2**40}
+        answer = messages.pack(head, {"masked": np.zeros(400_000, np.uint64)})
+        assert len(answer) > len(request) + transport.SLACK
+        roll = self.roll({11: "ann"})
+        assert set(roll.greet(5)) == {"ann"}
+        roll.limit, roll.grid.nodes[11] = 2**31, lambda m: said(m, answer)
+        assert roll.ask({"ann": request}, 900) == {"ann": answer}
+        roll.grid.nodes[11] = lambda m: said(m, bytes(2 * len(request) + 2 * transport.SLACK))
+        assert roll.ask({"ann": request}, 900) == {}
 
     def test_waiting_for_too_many_ends(self):
         assert set(call(self.roll({11: "ann"}), 5, 0.5)) == {"ann"}

@@ -11,13 +11,15 @@ from email.utils import format_datetime
 from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 
-from sottovoce.client import ledger
+from sottovoce.client import ledger, messages
 from sottovoce.errors import FederationError, InputError
 from sottovoce.flower import certificates, deploy, server_app, server_worker, supernode, worker
+from sottovoce.flower.transport import SLACK
 from support.devices import make_node
 
 # What a submitter may say
@@ -219,6 +221,12 @@ def test_the_proxy_names_every_call_it_passes_and_bounds_it(written):
     assert re.search(r"location / { return 404; }", text)
     assert f"client_max_body_size {written.places.largest};" in text
     assert "client_max_body_size 4k;" in text
+
+
+def test_the_proxy_takes_a_masked_input_of_the_largest_model():
+    places = deploy.ServerPlaces(parameters=300_000)
+    masked = messages.pack({"kind": "input"}, {"masked": np.zeros(300_000, np.uint64)})
+    assert len(masked) < places.largest < len(masked) + 2 * SLACK
 
 
 def test_an_answer_of_ours_is_announced_in_less_than_the_proxy_takes(monkeypatch):

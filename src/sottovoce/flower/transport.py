@@ -36,8 +36,11 @@ SHY = 5.0
 SHYEST = 600.0
 # Seconds that all wait for greetings; a later one is read when it has come, up to so many seconds.
 AT_ONCE, PATIENCE = 5.0, 60.0
-# What a greeting may weigh, and what an answer may weigh beyond the request that it answers.
+# What a greeting may weigh.
 GREETING = 1 << 16
+# What an answer may weigh: so many times its request, whose numbers have 4 bytes where those of a
+# masked input have 8, and what surrounds the numbers.
+WIDER = 2
 SLACK = 1 << 20
 # What Flower adds to the bytes of an answer: names, lengths and hashes.
 ENVELOPE = 4096
@@ -209,7 +212,7 @@ class NodeDirectory:
             {node: requests[client] for node, client in seated.items()},
             group=str(self._rounds),
             seconds=seconds,
-            limit=min(self.limit, max(map(len, requests.values()), default=0) + SLACK),
+            limit=min(self.limit, WIDER * max(map(len, requests.values()), default=0) + SLACK),
         ).wait(seconds)
         self._known -= {node for node, answer in answers.items() if answer is None}
         return {seated[node]: answer for node, answer in answers.items() if answer is not None}

@@ -84,8 +84,8 @@ class ServerPlaces:
 
     @property
     def largest(self) -> int:
-        """The most bytes of one answer: float32 parameters and what surrounds them."""
-        return 4 * self.parameters + SLACK + ENVELOPE
+        """The most bytes of one answer: a masked input has 8 bytes a parameter, an upload 4."""
+        return 8 * self.parameters + SLACK + ENVELOPE
 
 
 @dataclass(frozen=True)
