@@ -471,6 +471,24 @@ def test_two_that_begin_in_one_folder_leave_the_first_ones_vaults_alone(tmp_path
         assert ledger.verify(Node.load(node).vault).broken is None
 
 
+def test_one_that_is_refused_leaves_the_folder_of_the_other_alone(tmp_path, monkeypatch):
+    """The same command twice: the second finds the first one's vaults, in its own folder."""
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{i % 9},{i % 2}\n" for i in range(99)))
+    columns = {"a": [0, 9], "y": ["0", "1"]}
+    data = {"path": str(tmp_path / "t.csv"), "label": "y", "columns": columns, "clients": 2}
+    out, check = tmp_path / "run", federate._check_plan
+
+    def late(plan, *about):
+        federate.deal(plan, out)  # the other one, meanwhile
+        return check(plan, *about)
+
+    monkeypatch.setattr(federate, "_check_plan", late)
+    with pytest.raises(VaultRefusal, match="have 2 vaults already"):
+        federate.federate({"data": data}, [], out=out, quiet=True)
+    for node in federate.load_dealt(out)[1]:
+        assert ledger.verify(Node.load(node).vault).broken is None
+
+
 def test_sessions_share_the_keys_of_the_first_that_made_any(tmp_path):
     """A run knows its clients by their keys; a folder without them cannot go on."""
     sessions = [federate._make_session_folder(tmp_path) for _ in range(3)]
@@ -516,11 +534,10 @@ def test_a_run_whose_keys_are_gone_is_not_resumed(tmp_path, monkeypatch):
 def test_a_start_that_fails_leaves_no_folder_behind(tmp_path, monkeypatch):
     """Half of a federation could neither be started again nor resumed."""
 
-    def fails(_plan, folder, **_stated):
-        (folder / "nodes").mkdir(parents=True)
+    def fails(_file, **_stated):
         raise DataError("no rows")
 
-    monkeypatch.setattr(federate, "deal", fails)
+    monkeypatch.setattr(federate.ledger, "create_from_node", fails)
     with pytest.raises(DataError):
         federate.federate(None, [], out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

@@ -69,14 +69,32 @@ ROUNDS = 1000  # that a node allows in one run, unless the plan needs more
 STEPS = 16  # likewise, in one turn
 
 
-def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
+@dataclass(frozen=True)
+class Options:
+    """How a federation is run, stored in its folder for `--resume`."""
+
+    deadline: float = 600.0
+    minimum: int = 1
+    keep_uploads: bool = False
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        Patience(clients=1, deadline=self.deadline, minimum=self.minimum)
+
+
+DEFAULTS = Options()
+
+
+def deal(
+    plan: Plan, out: Path, *, options: Options = DEFAULTS, second_ledger: bool = False
+) -> list[Path]:
     """Read the plan's data and deal them to node folders below `out`; return the node files.
 
     Which client gets which rows is drawn anew each time; the written plan has absolute paths. A
     file that was dealt to vaults before is dealt again only with `second_ledger`.
     """
     if (path := plan.data.path) is None:
-        return _deal_to_nodes(plan, out, "", [])
+        return _deal_to_nodes(plan, out, options, "", [])
     file_hash = fingerprint_file(path)[0]
     with witness.hold_ledgers(file_hash):  # or two runs that start together see no vaults
         earlier = witness.find_ledgers(file_hash)  # `ledger create` notes them, too
@@ -88,18 +106,36 @@ def deal(plan: Plan, out: Path, *, second_ledger: bool = False) -> list[Path]:
                 "a stopped run by --resume, try settings with `sottovoce train`, which spends "
                 "nothing, or add --second-ledger, your recorded word that you want another promise"
             )
-        return _deal_to_nodes(plan, out, file_hash, list(earlier))
+        return _deal_to_nodes(plan, out, options, file_hash, list(earlier))
 
 
-def _deal_to_nodes(plan: Plan, out: Path, file_hash: str, earlier: Sequence[str]) -> list[Path]:
-    """Deal the rows, note the vaults under the file's hash, and return the node files."""
+def _deal_to_nodes(
+    plan: Plan, out: Path, options: Options, file_hash: str, earlier: Sequence[str]
+) -> list[Path]:
+    """Deal the rows to a folder that is this run's alone, or leave no folder behind."""
     held = federated.deal_rows(plan, seed=seeds.draw_seed())  # a node makes features itself
     # Promise and noise, before anything is made or paid for; features' values do not matter here.
     lens = federated.build_features(plan, held)
     build(plan, seed=0, held=replace(held, features=lens, counted=False)).log_advice()
     plan = make_paths_absolute(add_client_count(plan, held))
     make_folder(out)
-    (out / NODES).mkdir(mode=0o700)  # by whoever has the folder: another run may begin in it, too
+    try:
+        (out / NODES).mkdir(mode=0o700)  # by whoever has the folder: another run may begin in it
+    except FileExistsError:
+        remedy = "another run has just begun there: name another"
+        raise InputError.of("out", str(out), "a new or empty folder", remedy) from None
+    try:
+        return _fill_folder(plan, held, out, options, file_hash, earlier)
+    except BaseException:
+        # It was new or empty, and half of a federation can neither be started nor resumed.
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
+def _fill_folder(
+    plan: Plan, held: Holdings, out: Path, options: Options, file_hash: str, earlier: Sequence[str]
+) -> list[Path]:
+    """Make rows, node files and vaults, note the vaults under the hash of the rows' file."""
     names = _name_clients(held)
     public = replace(held, fresh_vaults=True, names=tuple(names))  # the record says that it is so
     federated.save_public(out / PUBLIC, public)
@@ -112,6 +148,7 @@ def _deal_to_nodes(plan: Plan, out: Path, file_hash: str, earlier: Sequence[str]
         witness.note_ledger(file_hash, statement.vault, str(out.resolve()))
     lines = [f"{name},{n}\n" for name, n in zip(names, held.samples.tolist(), strict=True)]
     write_file(out / ADMITTED, "".join(["client,samples\n", *lines]).encode())
+    write_file(out / OPTIONS, json.dumps(asdict(options) | {"plan": plan.to_dict()}).encode())
     write_file(out / PLAN, plan.to_toml().encode())
     return files
 
@@ -235,19 +272,6 @@ INSECURE = (
 )
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a federation is run, stored in its folder for `--resume`."""
-
-    deadline: float = 600.0
-    minimum: int = 1
-    keep_uploads: bool = False
-    insecure: bool = False
-
-    def __post_init__(self) -> None:
-        Patience(clients=1, deadline=self.deadline, minimum=self.minimum)
-
-
 def federate(
     path: Plan | str | Path | Mapping[str, Any] | None = None,
     settings: Sequence[str] = (),
@@ -298,17 +322,7 @@ def federate(
     if resume:
         nodes = load_dealt(folder)[1]
     else:
-        try:
-            nodes = deal(plan, folder, second_ledger=second_ledger)
-            stored = asdict(options) | {"plan": load_dealt(folder)[0].to_dict()}
-            write_file(folder / OPTIONS, json.dumps(stored).encode())
-        except FileExistsError:
-            remedy = "another run has just begun there: name another"
-            raise InputError.of("out", str(folder), "a new or empty folder", remedy) from None
-        except BaseException:
-            # It was new or empty, and half of a federation can neither be started nor resumed.
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+        nodes = deal(plan, folder, options=options, second_ledger=second_ledger)
     show.say(INSECURE if options.insecure else SECURE)
     if not resume:
         show.say(describe_duration(plan))
