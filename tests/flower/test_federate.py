@@ -76,6 +76,13 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(words, tmp_path, monkeypat
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "something"]
 
 
+def test_a_folder_whose_name_no_node_can_be_given_is_refused(tmp_path):
+    """Before a vault is made, which could then neither be used nor made again."""
+    with pytest.raises(InputError, match="out must be a path without ' and line breaks"):
+        federate.federate(None, [], out=tmp_path / "two\nlines", quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_command_to_go_on_with_can_be_pasted():
     folder = Path("it's a run; rm")
     command = checkpoint.describe_stop(folder, "federate").partition("go on with: ")[2]
@@ -529,6 +536,26 @@ def test_a_run_whose_keys_are_gone_is_not_resumed(tmp_path, monkeypatch):
     (tmp_path / "run" / checkpoint.NAME).write_bytes(b"")
     with pytest.raises(RunError, match=r"keys is missing.*put it back"):
         federate.federate(resume=True, out=tmp_path / "run", quiet=True)
+
+
+def test_a_run_goes_on_although_the_table_that_it_was_dealt_from_is_gone(tmp_path, monkeypatch):
+    """The nodes have its rows; begun in a thread, which gets no signals."""
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{i % 9},{i % 2}\n" for i in range(98)))
+    columns, began = {"a": [0, 9], "y": ["0", "1"]}, []
+    data = {"path": str(tmp_path / "t.csv"), "label": "y", "columns": columns, "clients": 2}
+    monkeypatch.setattr(federate, "_lead_run", lambda *about: began.append(about) or 1 / 0)
+
+    def begin():
+        with pytest.raises(ZeroDivisionError):
+            federate.federate({"data": data}, [], out=tmp_path / "run", quiet=True)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    (tmp_path / "t.csv").rename(tmp_path / "elsewhere.csv")
+    with pytest.raises(ZeroDivisionError):
+        federate.federate(resume=True, out=tmp_path / "run", quiet=True)
+    assert len(began) == 2
 
 
 def test_a_start_that_fails_leaves_no_folder_behind(tmp_path, monkeypatch):

@@ -25,8 +25,9 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -311,6 +312,8 @@ def federate(
         plan, options = load_plan(path, settings, clients), Options(**stated)
         folder = out if out is not None else progress.name_new_folder(plan)
         require_empty(folder)
+        if plan.data.path is not None and not plan.data.is_array_file:
+            tables.check_source(tables.Source(**plan.data.table()))
     warm = _check_plan(plan, options, folder)
     if plan.data.path is not None and not resume:
         progress.print_findings(plan, path)
@@ -326,12 +329,11 @@ def federate(
     show.say(INSECURE if options.insecure else SECURE)
     if not resume:
         show.say(describe_duration(plan))
-    # A service manager's SIGTERM is treated as Ctrl-C: the server writes its record first.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with show:
-            _lead_run(folder.resolve(), nodes, options, show, warm, trackers)
-        page = reports.write_report(folder)
+        with _treat_sigterm_as_interrupt():
+            with show:
+                _lead_run(folder.resolve(), nodes, options, show, warm, trackers)
+            page = reports.write_report(folder)
     except KeyboardInterrupt:
         print(checkpoint.describe_stop(folder, "federate"), file=sys.stderr, flush=True)
         if (folder / "record.json").exists():
@@ -341,8 +343,6 @@ def federate(
     except FederationError as error:
         stop = checkpoint.describe_stop(folder, "federate", "the run stopped")
         raise FederationError(f"{error}\n{stop}") from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
     _end_trackers(trackers, folder)
     record = json.loads((folder / "record.json").read_text("utf-8"))
     if as_json:
@@ -351,6 +351,22 @@ def federate(
         hint = "" if path is not None or resume else f"{DEMONSTRATION}\n"
         show.say(hint + progress.summarize_run(record, folder, page))
     return folder
+
+
+@contextlib.contextmanager
+def _treat_sigterm_as_interrupt() -> Iterator[None]:
+    """Treat a service manager's SIGTERM as Ctrl-C: the server then writes its record first.
+
+    Outside the main thread, which alone gets signals, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def describe_duration(plan: Plan) -> str:
@@ -394,14 +410,12 @@ def _check_plan(plan: Plan, options: Options, folder: Path) -> str | None:
 
     Returns what the nodes should import before they are asked, where the model is PyTorch's.
     """
-    if plan.data.path is not None and not plan.data.is_array_file:
-        tables.check_source(tables.Source(**plan.data.table()))
     if plan.data.clients is not None and options.minimum > plan.per_round:
         bound = f"at most {plan.per_round}, the clients of a round"
         remedy = "ask for fewer, or raise rounds.per_round"
         raise InputError.of("minimum", options.minimum, bound, remedy)
-    if "'" in str(folder.resolve()):
-        raise InputError.of("out", str(folder), "a path without '", "name another")
+    if any(c in str(folder.resolve()) for c in "'\n"):  # a node's file is named in quotes
+        raise InputError.of("out", str(folder), "a path without ' and line breaks", "name another")
     for package in ("flwr", "cryptography"):
         require_package(package, "federate", "flower")
     if plan.model.own is not None:
