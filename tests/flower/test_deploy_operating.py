@@ -251,6 +251,31 @@ def server(machine):
     return places
 
 
+@pytest.mark.parametrize(
+    ("names", "passphrase", "why"),
+    [
+        (["https://server.example.org"], b"correct horse", "names must be host names"),
+        (["server.example.org", "a b"], b"correct horse", "names must be host names"),
+        (["server.example.org"], b"short", "passphrase must be at least 8"),
+        (["server.example.org"], b"wrong horse", "cannot be read as a key with this passphrase"),
+    ],
+)
+def test_a_server_that_is_refused_can_be_set_up_by_the_next_command(
+    machine, root, names, passphrase, why
+):
+    places = deploy.ServerPlaces(
+        machine.top / "server", *(machine.top / key for key in ("s", "runs", "units", "authority"))
+    )
+    if why.startswith("cannot"):
+        places.authority.mkdir()
+        certificates.make_authority(places.authority, passphrase=b"correct horse")
+    before, accounts = read_tree(machine.top), {**root.accounts}
+    with pytest.raises(SottovoceError, match=why):
+        deploy.init_server(names, places, passphrase)
+    assert (read_tree(machine.top), root.accounts) == (before, accounts)
+    deploy.init_server(["server.example.org"], places, b"correct horse")
+
+
 def read_server_status(server):
     return call("server", "status", "--folder", server.folder, "--runs", server.runs, "--json")
 

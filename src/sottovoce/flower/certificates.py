@@ -135,6 +135,7 @@ def find_authority(folder: Path, passphrase: bytes | None = None) -> Authority:
             f"{authority.key} is missing beside {authority.certificate.name}; bring it back from "
             "where you keep it, for as long as it signs"
         )
+    _read_key(authority.key, passphrase)  # it is one, and this is its passphrase
     return authority
 
 
@@ -152,7 +153,7 @@ def _sign(
             f"{signed_by.certificate} has expired; make a new authority in another folder and "
             "give its ca.crt to every client"
         )
-    known = [_parse_name(name) for name in dict.fromkeys([*LOOPBACK, *names])]
+    known = [parse_name(name) for name in dict.fromkeys([*LOOPBACK, *names])]
     certificate = (
         _start_certificate(SERVER, issuer.subject, public_key, ends)
         .add_extension(x509.SubjectAlternativeName(known), critical=False)
@@ -256,7 +257,8 @@ def _make_key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _parse_name(name: str) -> x509.GeneralName:
+def parse_name(name: str) -> x509.GeneralName:
+    """Return a host name or an IP address as a certificate has it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:

@@ -179,7 +179,12 @@ class NodeTerms:
 
 
 def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -> str:
-    """Make a server's keys, proxy configuration and units; return what is left to do."""
+    """Make a server's keys, proxy configuration and units; return what is left to do.
+
+    What can be refused is refused before a user, a folder or a key is made.
+    """
+    for name in names:
+        certificates.parse_name(name)
     keys, proxy_keys = places.folder, places.proxy_keys
     for folder in (keys, proxy_keys):
         if any(folder.glob("*")):
@@ -196,11 +201,15 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
         "parameters": f"{places.parameters:,}",
         "proxy_state": str(proxy_state),
         "nginx": shutil.which("nginx") or "/usr/sbin/nginx",
+        "ca": str(places.authority / "ca.crt"),
+        "ca_key": str(places.authority / "ca.key"),
+        "where": f"{names[0] if names else 'SERVER'}:{places.port}",
     }
-    nginx, connection = (_fill_template(n, values) for n in ("nginx.conf", "connection.toml"))
+    templates = "nginx.conf", "connection.toml", "server.txt"
+    nginx, connection, steps = (_fill_template(name, values) for name in templates)
     units = _fill_units(places.units, values, "superlink", "server", "proxy")
-    owner, proxy_owner = (_find_or_make_user(u) for u in (places.user, f"{places.user}-proxy"))
     authority = _find_or_make_authority(places.authority, passphrase)
+    owner, proxy_owner = (_find_or_make_user(u) for u in (places.user, f"{places.user}-proxy"))
     for folder, whose, mode in (
         (keys, owner, 0o750),
         (keys / "flwr", owner, 0o750),
@@ -219,9 +228,7 @@ def init_server(names: Sequence[str], places: ServerPlaces, passphrase: bytes) -
     for folder, whose in ((keys, owner), (proxy_keys, proxy_owner)):
         certificates.write_new(folder / "ca.crt", authority.certificate.read_bytes(), whose)
     _write_units(places.units, units)
-    where = f"{names[0] if names else 'SERVER'}:{places.port}"
-    more = {"ca": str(authority.certificate), "ca_key": str(authority.key), "where": where}
-    return _fill_template("server.txt", {**values, **more})
+    return steps
 
 
 def renew_server(places: ServerPlaces, passphrase: bytes) -> str:
