@@ -105,6 +105,19 @@ def test_six_answers_make_a_client(machine, monkeypatch):
     assert call("node", "status", machine.node, "--folder", "keys")[0] == 0
 
 
+def test_what_was_given_is_not_asked_again(machine, monkeypatch):
+    """An answer would count for nothing beside the option."""
+    given = ["--server", "server.example.org:8000", "--classes", 3, "--epsilon", 2, "--delta", 1e-7]
+    code, said, error = call(
+        "node", "init", *given, *machine.places, typed="ward-3\n\nsome.npz\n",
+        monkeypatch=monkeypatch,
+    )  # fmt: skip
+    assert code == 0, error
+    assert re.findall(r"^(\d)\. ", said, re.MULTILINE)[:3] == list("134")
+    with Vault.open(Node.load(machine.node).vault, dataset=None) as vault:
+        assert (vault.policy.epsilon, vault.policy.delta) == (2.0, 1e-7)
+
+
 def test_without_a_terminal_nothing_is_asked(machine):
     code, said, _ = call("node", "init", *machine.places, typed="ward-3\n")
     assert code == 2

@@ -235,16 +235,19 @@ def _ask_questions(options: Mapping[str, Any]) -> dict[str, Any]:
         ("public", "5. The federation's plan.toml, or how many classes the labels have", str, None),
         ("budget", "6. The budget for all that is ever released from them (ε δ)", str, "8 1e-5"),
     ]
+    given_as = {"public": {"classes", "plan"}, "budget": {"epsilon", "delta"}}
     answers = {key: click.prompt(text, type=kind, default=default, err=True)
-            for key, text, kind, default in questions if key not in options}  # fmt: skip
-    public = str(answers.pop("public"))
-    budget = str(answers.pop("budget")).replace(",", " ").split()
-    answers |= {"classes": int(public)} if public.isdigit() else {"plan": Path(public).absolute()}
-    try:
-        epsilon, delta = map(float, budget)
-    except ValueError:
-        raise click.UsageError(f"the budget is two numbers, ε and δ, got {budget}") from None
-    return answers | {"epsilon": epsilon, "delta": delta}
+               for key, text, kind, default in questions
+               if not given_as.get(key, {key}) & options.keys()}  # fmt: skip
+    if (public := answers.pop("public", None)) is not None:
+        is_count = public.isascii() and public.isdigit()
+        answers |= {"classes": int(public)} if is_count else {"plan": Path(public).absolute()}
+    if (budget := answers.pop("budget", None)) is not None:
+        try:
+            answers["epsilon"], answers["delta"] = map(float, budget.replace(",", " ").split())
+        except ValueError:
+            raise click.UsageError(f"the budget is two numbers, ε and δ, got {budget}") from None
+    return answers
 
 
 def _drop_absent(options: Mapping[str, Any], *others: str) -> dict[str, Any]:
