@@ -93,6 +93,22 @@ def test_the_numbers_of_clients_that_hide_them_do_not_show():
         forecast.compute_noise(nobody, tank, ROUNDS)
 
 
+def test_one_client_with_a_small_budget_does_not_drown_the_forecast():
+    """In a round its noise is limited to twice the median, and its forecast is that of a round."""
+    noises = {}
+    for weak in (8.0, 0.01):
+        members = [member(i, account(epsilon)) for i, epsilon in enumerate([8.0] * 4 + [weak])]
+        for registered in (None, 40):
+            own = plan(**FORECAST, **{"data.clients": 5})
+            members[4] = replace(members[4], registered=registered)
+            federation = build_from_members(own, members, public_rows())
+            noises[weak, registered] = forecast.compute_noise(federation, federation.tank(), ROUNDS)
+    assert noises[8.0, None] == noises[8.0, 40]
+    # Four uploads and one with twice their noise, and four fifths of the weight at least.
+    assert noises[0.01, None] <= noises[8.0, None] * np.sqrt(4 + 2**2) / np.sqrt(5) * 5 / 4
+    assert noises[0.01, 40] > 100 * noises[8.0, 40]  # the operator vouches for it
+
+
 def test_samples_that_are_hidden_do_not_limit_what_others_count_for():
     """R9: the median of all clients, beyond whose double nobody counts, would tell of them."""
     noises = set()

@@ -648,7 +648,7 @@ def _play_round(
     After a void round of the sum view the model stays, and the round is over: all have paid.
     """
     federation, (state, params, memory) = run.federation, run.at
-    members, is_sum = roll.members, answers.total is not None or answers.void
+    members, is_sum = roll.members, federation.plan.privacy.view == "sum"
     uploads = np.zeros(len(members), dtype=bool)
     uploads[answers.asked if answers.void else list(answers.sigma)] = True
     sigma = np.full((federation.terms.releases, len(members)), np.nan)
@@ -658,8 +658,8 @@ def _play_round(
         weight = plain = weigh_by_samples(federation.samples, uploads)
     else:
         plain = rounds.weigh_uploads(federation, uploads, sigma[0])
-        unknown = np.array([member.registered is None for member in members])
-        weight = limit_noise(plain, sigma[0], unknown)
+        assert federation.unregistered is not None
+        weight = limit_noise(plain, sigma[0], federation.unregistered)
     hidden = np.array([member.account is None for member in members])
     sigma[:, hidden] = np.nan  # R9
     asked = state.asked.copy()

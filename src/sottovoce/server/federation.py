@@ -186,6 +186,7 @@ class Federation:
     calibrations: tuple[budget.Calibration, ...] = ()  # of real clients' vaults; empty: the plan's
     sum_promises: tuple[tuple[int, int], ...] = ()  # likewise (`Member.sum_promise`)
     counted: NDArray[np.int64] | None = None  # samples that an upload counts for; None: all
+    unregistered: NDArray[np.bool_] | None = None  # clients whose noise is limited; None: nobody's
     parts: Parts = NO_PARTS
 
     @staticmethod
@@ -563,8 +564,9 @@ def build_from_members(
         [member.registered for member in members],
         planned=max(sizes) if isinstance(sizes, tuple) else sizes or 0,
     )
+    unregistered = np.array([member.registered is None for member in members])
     if plan.privacy.view == "sum":  # no upload is seen that could count for less
-        counted = samples
+        counted, unregistered = samples, None
     if plan.local.learning_rate == "auto":
         # The step stands in the record: it must not tell the samples of a client that hides.
         if not disclosing:
@@ -605,6 +607,7 @@ def build_from_members(
         calibrations=kinds,
         sum_promises=tuple(member.sum_promise for member in members),
         counted=counted,
+        unregistered=unregistered,
     )
 
 

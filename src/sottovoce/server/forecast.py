@@ -36,7 +36,7 @@ from sottovoce.privacy import seeds
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import Tank
 from sottovoce.schedules import optimizer
-from sottovoce.schedules.aggregate import limit_samples
+from sottovoce.schedules.aggregate import limit_noise, limit_samples
 from sottovoce.schedules.algorithms import Candidate, ForecastRounds
 from sottovoce.schedules.base import Progress, Round
 from sottovoce.schedules.optimizer import NO_MARKS, Finish, Leaves, Marks, Memory, StepInputs
@@ -141,6 +141,8 @@ def compute_noise(federation: Federation, tank: Tank, rounds: int) -> float:
         counted[disclosed] = limit_samples(known, [None] * len(known))
         federation = replace(federation, counted=counted)
     weight = weigh_uploads(federation, disclosed, sigma)
+    if federation.unregistered is not None:  # as in a round: one with much noise counts for less
+        weight = limit_noise(weight, sigma, federation.unregistered)
     ratio = np.count_nonzero(disclosed) / min(terms.per_round, terms.clients)
     return float(average_noise(weight, sigma)) * math.sqrt(ratio)
 
