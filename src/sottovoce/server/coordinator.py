@@ -318,6 +318,8 @@ def conduct(
     engine = RealClients(run, roll, header, transport, patience, out, keep_uploads)
 
     def after_round(run: rounds.Run) -> None:
+        # With receipts and debits of the round that is over, and of no round that is cut short.
+        header.update({"plan": run.federation.plan.to_dict()} | roll.to_json())
         if not run.state.exhausted:
             record.append_round(out, run.state)
             done = describe_last_round(run.state, federation.plan)
@@ -371,7 +373,6 @@ class RealClients:
         round_ = run.federation.schedule.round(state.progress)
         if round_ is None or state.exhausted:
             return {}
-        self.header |= {"plan": run.federation.plan.to_dict()} | self.roll.to_json()
         checkpoint.save(self.out, state, params, self.header, memory)
         return {0: round_}
 
