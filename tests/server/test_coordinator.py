@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import jsonschema
@@ -466,6 +467,25 @@ def test_only_uploads_that_counted_are_kept(tmp_path, monkeypatch):
     kept = {(int(p.name[:5]), int(p.name[6:])) for p in (killed / "uploads").iterdir()}
     assert kept == {(e["t"], i) for e in done.record["rounds"] for i in e["cohort"]}
     settled(done, again)
+
+
+def test_a_resumed_run_began_when_its_first_session_did(tmp_path, monkeypatch):
+    """Its seconds are those of all sessions, too."""
+    transport, out, hour = Direct(clients(tmp_path)), tmp_path / "run", iter((9, 17))
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, zone):
+            return cls(2026, 11, 1, next(hour), tzinfo=zone)
+
+    def stop(done):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(coordinator, "datetime", Clock)
+    with pytest.raises(KeyboardInterrupt):
+        go(transport, out, on_round=stop)
+    done = go(Direct(transport.nodes), out, resume=True)
+    assert done.record["timing"]["started"] == "2026-11-01T09:00:00Z"
 
 
 def test_a_resumed_run_does_without_those_that_stay_away(tmp_path):

@@ -313,7 +313,7 @@ def conduct(
     federation.log_advice()
     for name, why in explain_limits(federation, roll.members).items():
         log.warning("client %s %s, and counts for fewer", name, why)
-    began = datetime.now(UTC)
+    header.setdefault("started", datetime.now(UTC).isoformat())
     run = rounds.Run(federation, header["seed"], (state, params, memory))
     engine = RealClients(run, roll, header, transport, patience, out, keep_uploads)
 
@@ -338,7 +338,7 @@ def conduct(
             final,
             seed=None,
             status=status,
-            started=began,
+            started=datetime.fromisoformat(header["started"]),
             measured=measure_model(run.federation, model.unflatten(dict(final))),
             engine="flower",
             not_covered=codes,
