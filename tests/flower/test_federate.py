@@ -180,6 +180,17 @@ def test_sites_keep_their_names_and_their_samples_are_declared(sites, folders, t
     assert admitted[folders[0]] > admitted[folders[1]]
 
 
+def test_clients_that_are_called_by_numbers_find_their_keys_again(tmp_path):
+    """10 stands before 9 in a folder: with the key of another a client takes no part in its run."""
+    lines = [f"{i % 9},{i % 2},{9 + i % 2}" for i in range(96)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,y,ward", *lines]), "utf-8")
+    columns = {"a": [0, 9], "y": ["0", "1"]}
+    data = {"path": str(tmp_path / "t.csv"), "label": "y", "client": "ward", "columns": columns}
+    files = federate.deal(load_plan({"data": data}, [], None), tmp_path / "run")
+    assert [file.parent.name for file in files] == ["9", "10"]
+    assert federate.load_dealt(tmp_path / "run")[1] == files
+
+
 def test_rows_that_were_dealt_before_are_dealt_again_only_on_a_recorded_word(tmp_path):
     """A second run makes new vaults, and what is promised to a row adds up over both."""
     table = tmp_path / "t.csv"

@@ -56,6 +56,7 @@ from sottovoce.reports import progress
 from sottovoce.runs import checkpoint
 from sottovoce.runs.integrations import Tracker, require_package
 from sottovoce.schedules.pricing import plan_turns
+from sottovoce.server.coordinator import read_admitted
 from sottovoce.server.federation import add_client_count, build
 from sottovoce.server.members import Patience
 
@@ -155,10 +156,17 @@ def _fill_folder(
 
 
 def load_dealt(out: Path) -> tuple[Plan, list[Path]]:
-    """Return the plan and the node files that `deal` has written to a folder."""
+    """Return the plan and the node files that `deal` has written to a folder, in its order.
+
+    The n-th node has the n-th key, by which a run knows its client. Clients whose names are numbers
+    are dealt in the order of the numbers; up to 0.2 a folder has no table that says so.
+    """
     if not (out / PLAN).exists():
         raise RunError(f"{out} holds no federation to go on with; start a new one")
-    return Plan.load(out / PLAN), sorted((out / NODES).glob(f"*/{NODE}"))
+    names = [*read_admitted(out / ADMITTED)] if (out / ADMITTED).exists() else []
+    order = {name: place for place, name in enumerate(names)}
+    files = sorted((out / NODES).glob(f"*/{NODE}"))
+    return Plan.load(out / PLAN), sorted(files, key=lambda file: order.get(file.parent.name, -1))
 
 
 def make_paths_absolute(plan: Plan) -> Plan:
