@@ -714,7 +714,7 @@ MUTANTS = [
     _bug("a forecast that announces more rounds than the plan", "schedules.algorithms", "tests/server/test_forecast.py::test_no_candidate_lengthens_a_run",
          ("max(min(FEWEST, self.rounds), T)", "max(FEWEST, T)")),
     _bug("a step of the server that changes what clients book", "server.rounds", "tests/server/test_forecast.py::test_the_books_do_not_depend_on_the_step",
-         ("sensitivity = tank_before, stack([federation.sensitivity for federation in federations])", "sensitivity = tank_before, stack([run.federation.sensitivity * run.state.marks.step for run in runs])")),
+         ("sensitivity = stack_rows([federation.sensitivity for federation in federations])", "sensitivity = stack_rows([run.federation.sensitivity * run.state.marks.step for run in runs])")),
 ]  # fmt: skip
 MUTANTS += [
     Mutant(name, module, killer, changes)

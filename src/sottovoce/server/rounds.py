@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from signal import SIGINT
 from signal import signal as set_handler
 from types import FrameType
@@ -27,7 +26,7 @@ from sottovoce.privacy import seeds
 from sottovoce.privacy.calibration import charges_absent
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.seeds import Purpose
-from sottovoce.privacy.tank import Tank
+from sottovoce.privacy.tank import Tank, stack_rows
 from sottovoce.runs import checkpoint
 from sottovoce.runs.checkpoint import MANY_CLIENTS, ServerState
 from sottovoce.runs.record import Exceptions, RoundNumbers, SigmaSpread, Status
@@ -250,26 +249,20 @@ def prepare_rounds(runs: Sequence[WaitingRun]) -> list[PreparedRound | None]:
 def _prepare_together(
     runs: Sequence[WaitingRun], rounds: Sequence[Round]
 ) -> Iterator[PreparedRound]:
-    """Prepare the rounds of runs that have the same terms and signal.
-
-    Arrays are [runs, clients]; for a single run [clients], which takes a third less time.
-    """
+    """Prepare the rounds of runs with the same terms and signal; arrays are [runs, clients]."""
     federations, states, all_seeds = zip(*runs, strict=True)
-    first: Federation = federations[0]
-    terms, has_loss = first.terms, first.plan.server.signal == "clients"
-    is_single = len(runs) == 1
-    stack: Any = itemgetter(0) if is_single else np.stack
-    asked: NDArray[np.int64] = stack([state.asked for state in states])
+    terms, has_loss = federations[0].terms, federations[0].plan.server.signal == "clients"
+    asked = stack_rows([state.asked for state in states])
     in_cohort = np.full(asked.shape, terms.per_round >= terms.clients)
     if terms.per_round < terms.clients:
-        pairs = [(asked, in_cohort)] if is_single else zip(asked, in_cohort, strict=True)
-        for (asked_before, row), seed, round_ in zip(pairs, all_seeds, rounds, strict=True):
+        for i, (seed, round_) in enumerate(zip(all_seeds, rounds, strict=True)):
             rng = seeds.generator(seed, Purpose.COHORT, round_.t)
-            row[pick_cohort(terms.cohort, asked=asked_before, size=terms.per_round, rng=rng)] = True
+            chosen = pick_cohort(terms.cohort, asked=asked[i], size=terms.per_round, rng=rng)
+            in_cohort[i, chosen] = True
 
-    tank_before = states[0].tank if is_single else Tank.stack([state.tank for state in states])
-    tank, sensitivity = tank_before, stack([federation.sensitivity for federation in federations])
-    samples = stack([federation.held.samples for federation in federations])
+    tank_before = tank = Tank.stack([state.tank for state in states])
+    sensitivity = stack_rows([federation.sensitivity for federation in federations])
+    samples = stack_rows([federation.held.samples for federation in federations])
     signal_sigma, sigmas = np.full(asked.shape, np.nan), []
     uploads = in_cohort
     horizons = None if is_single else [round_.horizon for round_ in rounds]
@@ -284,7 +277,7 @@ def _prepare_together(
         sigma = offer.sigma
         if has_loss and step == 0:
             loss_units = np.maximum(units // LOSS_SHARE, 1)
-            loss_sensitivity = stack([federation.loss_sensitivity for federation in federations])
+            loss_sensitivity = stack_rows([f.loss_sensitivity for f in federations])
             signal_sigma = np.where(charged, tank.noise(loss_units, loss_sensitivity), np.nan)
             gradient_units = np.maximum(units - loss_units, 1)
             sigma = tank.noise(gradient_units, sensitivity)
@@ -293,31 +286,16 @@ def _prepare_together(
         sigmas.append(np.where(charged, sigma, np.nan))
         tank = tank.spend(units)
 
-    sigma = sigmas[0][..., None, :] if len(sigmas) == 1 else np.stack(sigmas, axis=-2)
-    mu2 = tank.spent_mu2 - tank_before.spent_mu2
+    sigma, mu2 = np.stack(sigmas, axis=1), tank.spent_mu2 - tank_before.spent_mu2
     asked = asked + in_cohort
     if all(federation.plan.server.weights == "samples" for federation in federations):
         weight = weigh_by_samples(samples, uploads)
-    elif is_single:
-        weight = weigh_uploads(first, uploads, sigma[0])
     else:
-        rows = zip(federations, uploads, sigma[:, 0], strict=True)
-        weight = np.stack([weigh_uploads(*row) for row in rows])
-    if is_single:
-        yield PreparedRound(rounds[0], weight, sigma, signal_sigma, mu2, uploads, tank, asked)
-        return
+        weight = np.stack(list(map(weigh_uploads, federations, uploads, sigma[:, 0])))
     for i, state in enumerate(states):
         tank_after = state.tank.with_books(tank.spent[i], tank.debits[i])
-        yield PreparedRound(
-            rounds[i],
-            weight[i],
-            sigma[i],
-            signal_sigma[i],
-            mu2[i],
-            uploads[i],
-            tank_after,
-            asked[i],
-        )
+        entries = signal_sigma[i], mu2[i], uploads[i], tank_after, asked[i]
+        yield PreparedRound(rounds[i], weight[i], sigma[i], *entries)
 
 
 def guess_next_state(
