@@ -84,8 +84,7 @@ def test_the_numbers_of_clients_that_hide_them_do_not_show():
     tank, noises = federation.tank(), set()
     for samples in ([40, 40, 40], [4000, 40, 40]):
         held = replace(federation.held, samples=np.array(samples))
-        sensitivity = federation.recipe.sensitivity(held.samples)
-        shown = replace(hidden, held=held, sensitivity=sensitivity)
+        shown = replace(hidden, held=held)
         noises.add(forecast.compute_noise(shown, tank, ROUNDS))
     assert len(noises) == 1
     nobody = replace(federation, capacity=np.full(3, np.nan))

@@ -176,13 +176,10 @@ class Federation:
     plan: Plan
     held: Holdings
     model: Model
-    recipe: Recipe
     epsilon: Floats
     delta: Floats
-    sensitivity: Floats
     capacity: Floats
-    schedule: Schedule
-    terms: Terms
+    median: float = 1.0  # the clipping norm, where the plan says median
     calibrations: tuple[budget.Calibration, ...] = ()  # of real clients' vaults; empty: the plan's
     sum_promises: tuple[tuple[int, int], ...] = ()  # likewise (`Member.sum_promise`)
     counted: NDArray[np.int64] | None = None  # samples that an upload counts for; None: all
@@ -203,6 +200,34 @@ class Federation:
     def evaluates_on_clients(self) -> bool:
         """Whether the server validates or tests on rows of clients."""
         return self.plan.data.evaluates_on_clients or self.held.tests_clients
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What a client computes in a round."""
+        return self.plan.recipe(self.median)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule from Python, or else the plan's."""
+        return self.plan.schedule() if self.parts.schedule is None else self.parts.schedule
+
+    @cached_property
+    def terms(self) -> Terms:
+        """The public numbers that each client's noise depends on."""
+        return Terms(
+            clients=self.plan.clients,
+            per_round=self.plan.per_round,
+            cohort=self.plan.rounds.cohort,
+            calibration=self.plan.privacy.calibration,
+            releases=self.recipe.releases,
+            honest=self.plan.privacy.honest or 1,
+            corrupt=self.plan.privacy.corrupt or 0,
+        )
+
+    @cached_property
+    def sensitivity(self) -> Floats:
+        """Δ of one release of each client."""
+        return self.recipe.sensitivity(self.samples)
 
     @cached_property
     def loss_sensitivity(self) -> Floats:
@@ -474,7 +499,7 @@ def build(
         model = PersonModel(model, plan.rows_per_person, math.prod(held.inputs), is_number)
     median = _measure_median_norm(model, held, seed) if plan.local.clip == "median" else 1.0
     plan = plan.choose_learning_rate(held.samples, plan.recipe(median).clip)
-    recipe, (epsilon, delta) = plan.recipe(median), plan.budgets()
+    epsilon, delta = plan.budgets()
     if parts.optimizer is not None:
         OptaxStep(parts.optimizer).require_fit(model)
     capacity = _compute_capacity(epsilon, delta, plan)
@@ -485,19 +510,7 @@ def build(
         plan = _settle_schedule(plan, obstacle)
     elif plan.rounds.schedule == "forecast":  # a schedule from Python stands instead
         plan = plan.replace(**{"rounds.schedule": "discounted"})
-    return Federation(
-        plan=plan,
-        held=held,
-        model=model,
-        recipe=recipe,
-        epsilon=epsilon,
-        delta=delta,
-        sensitivity=recipe.sensitivity(held.samples),
-        capacity=capacity,
-        schedule=plan.schedule() if parts.schedule is None else parts.schedule,
-        terms=_make_terms(plan, recipe),
-        parts=parts,
-    )
+    return Federation(plan, held, model, epsilon, delta, capacity, median, parts=parts)
 
 
 def _settle_schedule(plan: Plan, obstacle: str | None) -> Plan:
@@ -575,7 +588,7 @@ def build_from_members(
             )
         claims = limit_samples([m.samples for m in disclosing], [m.registered for m in disclosing])
         plan = plan.choose_learning_rate(np.resize(claims, len(members)), plan.recipe().clip)
-    recipe, held = plan.recipe(), add_features(plan, held)
+    held = add_features(plan, held)
     plan = _note_network(plan, held)
     _require_same_parts(plan, NO_PARTS)
     if plan.regression != held.target:
@@ -585,7 +598,9 @@ def build_from_members(
         bound = f"that of the public rows, which hold {kind}"
         raise InputError.of("model.loss", plan.model.loss, bound, "mend it")
     model = _choose_model(plan, held, model)
-    capacity = np.array([np.nan if a is None else a.capacity for a in accounts])
+    hidden = (np.nan, np.nan, np.nan)
+    budgets = [hidden if a is None else (a.epsilon, a.delta, a.capacity) for a in accounts]
+    epsilon, delta, capacity = np.array(budgets).T.copy()
     if not is_begun:
         plan = _settle_schedule(plan, _explain_no_forecast(plan, held, model, capacity))
     if held.test_owner is not None:  # from sites, by the names of those that take part
@@ -594,32 +609,16 @@ def build_from_members(
         names = tuple(member.name for member in members)
         held = replace(held, names=names, test_owner=order[held.test_owner])
     return Federation(
-        plan=plan,
-        held=replace(held, samples=samples),
-        model=model,
-        recipe=recipe,
-        epsilon=np.array([np.nan if a is None else a.epsilon for a in accounts]),
-        delta=np.array([np.nan if a is None else a.delta for a in accounts]),
-        sensitivity=recipe.sensitivity(samples),
-        capacity=capacity,
-        schedule=plan.schedule(),
-        terms=_make_terms(plan, recipe),
+        plan,
+        replace(held, samples=samples),
+        model,
+        epsilon,
+        delta,
+        capacity,
         calibrations=kinds,
         sum_promises=tuple(member.sum_promise for member in members),
         counted=counted,
         unregistered=unregistered,
-    )
-
-
-def _make_terms(plan: Plan, recipe: Recipe) -> Terms:
-    return Terms(
-        clients=plan.clients,
-        per_round=plan.per_round,
-        cohort=plan.rounds.cohort,
-        calibration=plan.privacy.calibration,
-        releases=recipe.releases,
-        honest=plan.privacy.honest or 1,
-        corrupt=plan.privacy.corrupt or 0,
     )
 
 
