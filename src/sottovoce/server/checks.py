@@ -124,7 +124,10 @@ def check_answer(blob: bytes, expected: ExpectedUpload) -> AcceptedUpload | str:
     loss, loss_sigma = _check_loss(head, expected)
     released = _sum_released(sigma, loss_sigma, expected)
     most = _limit_noise_ratio(account, released, expected) * expected.sensitivity
-    _require_booked(account, released, expected)
+    if account is not None and member.account is not None:
+        _require_booked(member.account.spent, account.spent, released)
+    elif released * (1 - 1e-9) > _largest_capacity():
+        raise Malformed("the upload has less noise than any vault could have paid for")
     distance = _check_distance(arrays, sigma, most, expected)
     shown = _require_noise(arrays, sigma[-1], distance, expected)
     return AcceptedUpload(arrays, sigma, receipt, account, loss, shown)
@@ -151,9 +154,7 @@ def check_input(
         raise Malformed("the input's noise is no whole number of grid units")
     _require_budget(account, member)
     if account is not None and before is not None:
-        released = (change / noise) ** 2 / honest
-        if account.spent - before.spent < released * (1 - 1e-10) - ROUNDING * account.spent:
-            raise Malformed("the input has less noise than its client has paid for")
+        _require_booked(before.spent, account.spent, (change / noise) ** 2 / honest)
     return receipt, account
 
 
@@ -207,14 +208,9 @@ def _sum_released(
     return sum(ratio * ratio for ratio in ratios)
 
 
-def _require_booked(account: Account | None, released: float, expected: ExpectedUpload) -> None:
-    """Reject noise that is worth more μ² than was booked for it, where that is disclosed."""
-    before = expected.member.account
-    if account is None or before is None:
-        if released * (1 - 1e-9) > _largest_capacity():
-            raise Malformed("the upload has less noise than any vault could have paid for")
-        return
-    if account.spent - before.spent < released * (1 - 1e-10) - ROUNDING * account.spent:
+def _require_booked(before: float, spent: float, released: float) -> None:
+    """Reject noise that is worth more μ² than its client has booked for it since `before`."""
+    if spent - before < released * (1 - 1e-10) - ROUNDING * spent:
         raise Malformed("the upload has less noise than its client has paid for")
 
 
