@@ -419,7 +419,7 @@ class TestLocal:
         with pytest.raises(FederationError, match=r"the run failed: 0 of 1$"):
             running.wait(7)
         running.nodes[0].falls = 4
-        with pytest.raises(FederationError, match=r"(?s)0 of 1\n.*fell 4 times.*node file"):
+        with pytest.raises(FederationError, match=r"(?s)0 of 1\n.*ended 4 times.*node file"):
             running.wait(7)
 
     def test_one_that_falls_again_and_again_is_given_time(self, tmp_path, monkeypatch):

@@ -200,7 +200,7 @@ class TestRoll:
         self, monkeypatch
     ):
         """Without authentication a restarted node has a new id while the old one counts online."""
-        monkeypatch.setattr(transport, "SHY", 0.2)
+        monkeypatch.setattr(transport, "GREET_AGAIN", 0.2)
         roll = self.roll({11: "ann"})
         call(roll, 1, 5)
         roll.grid.nodes[12] = roll.grid.nodes[11]
@@ -210,7 +210,7 @@ class TestRoll:
 
     @pytest.mark.slow
     def test_a_node_that_hangs_at_the_greeting_is_asked_less_and_less(self, monkeypatch):
-        monkeypatch.setattr(transport, "SHY", 0.4)
+        monkeypatch.setattr(transport, "GREET_AGAIN", 0.4)
         roll = self.roll({11: "ann"}, **{"12": lambda m: None})
         roll.grid.nodes[12] = roll.grid.nodes.pop("12")
         monkeypatch.setattr(transport, "PATIENCE", 0.1)

@@ -198,7 +198,7 @@ def test_a_client_takes_part_for_the_unit_of_its_vault_only(own, asked):
         assert found is None
     else:
         assert found is not None
-        assert f"which local.unit = {own} does" in found
+        assert f"(local.unit = {own}), and local.unit is " in found
 
 
 def test_a_client_whose_table_becomes_other_numbers_takes_no_part():

@@ -518,7 +518,7 @@ class _Follower:
         elif time.monotonic() - self.lost > GONE:
             if self._has_finished():
                 raise _Finished
-            raise FederationError("the server was killed, or ended without a word")
+            raise FederationError("the server was killed, or ended without saying why")
 
     def find_server(self) -> int | None:
         """Return the pid of the process that leads the run, by the lock that it holds.

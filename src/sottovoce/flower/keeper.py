@@ -35,7 +35,7 @@ from typing import Any
 GRACE = 5.0
 # How long SIGKILL may take before the keeper gives up: an uninterruptible sleep on a dead disk.
 LAST = 10.0
-BEAT = 1.0
+BEAT = 1.0  # seconds between two looks at the parent
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

@@ -127,6 +127,7 @@ READY = 300.0  # seconds; a process that dies is noticed at once
 RETRY = 10.0
 # Starts without a pause; a process that ends more often has a reason that may pass with time.
 AT_ONCE = 5
+# Seconds between two looks at the processes.
 BEAT = 0.25
 # Seconds for which a SuperLink that is too busy to say how a run stands is asked again.
 SLOW = 120.0
@@ -146,7 +147,7 @@ class SuperNodeProcess:
     process: Process | None = None
     worker: Process | None = None
     starts: int = 0
-    falls: int = 0  # of its worker
+    falls: int = 0  # how often its worker ended unexpectedly
 
 
 @dataclass(eq=False)
@@ -215,8 +216,11 @@ class LocalFederation:
             )
         if state.outcome != "completed":
             why = state.details.removeprefix("ServerApp failed with exception: ")
-            words = [_quote_log(n.worker, f"the worker of {n.name} fell {n.falls} times")
-                     for n in self.nodes if n.falls and n.worker is not None]  # fmt: skip
+            words = [
+                _quote_log(node.worker, f"the worker of {node.name} ended {node.falls} times")
+                for node in self.nodes
+                if node.falls and node.worker is not None
+            ]
             raise FederationError(
                 "\n".join([f"the run {state.outcome or 'failed'}: {why}", *words])
             )
@@ -466,7 +470,7 @@ def _make_death_error(process: Process, what: str) -> FederationError:
 
 def _quote_log(process: Process, words: str) -> str:
     tail = process.tail()
-    end = f"the last lines of {process.log}:\n{tail}" if tail else "it said nothing"
+    end = f"the last lines of {process.log}:\n{tail}" if tail else "its log is empty"
     return f"{words}; {end}"
 
 

@@ -106,7 +106,7 @@ def start_logging(*, as_json: bool) -> None:
     logging.getLogger("sottovoce").setLevel(logging.INFO)
 
 
-TAIL = 12
+TAIL = 12  # lines of a log that an error message shows
 # Seconds; the keeper answers a start at once, so that a longer silence means it is gone.
 ANSWER = 10.0
 
@@ -120,7 +120,7 @@ class Process:
     pid: int = 0
     code: int | None = None
     why: str = ""  # it could not be started
-    asked: bool = False
+    asked: bool = False  # whether it was told to end
     changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
 
     @property

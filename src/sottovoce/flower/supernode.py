@@ -24,7 +24,7 @@ from typing import Any
 from sottovoce.errors import FederationError
 from sottovoce.flower import certificates, processes
 
-# A sign of life is sent every 20 to 25 seconds, and counts for 60.
+# A heartbeat is sent every 20 to 25 seconds, and counts for 60.
 SILENT = 120.0
 # Flower lets a clock be 5 seconds ahead and 305 behind.
 AHEAD, BEHIND = 4.0, 300.0
@@ -99,7 +99,7 @@ class Watch:
         """End the process when the server has accepted no heartbeat for too long."""
         while (left := self.heard + self.seconds - time.monotonic()) > 0:
             time.sleep(left)
-        log.error("the server took no sign of life for %.0f s: starting again", self.seconds)
+        log.error("the server accepted no heartbeat for %.0f s: starting again", self.seconds)
         logging.shutdown()
         os._exit(OFFLINE)
 

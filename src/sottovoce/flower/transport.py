@@ -32,8 +32,8 @@ POLL = 0.25
 POLL_PER_NODE = 0.005
 SLICE = 0.5
 # Seconds until a node without a proper greeting is asked again, then twice as many, …
-SHY = 5.0
-SHYEST = 600.0
+GREET_AGAIN = 5.0
+LONGEST_WAIT = 600.0
 # Seconds that all wait for greetings; a later one is read when it has come, up to so many seconds.
 AT_ONCE, PATIENCE = 5.0, 60.0
 # What a greeting may weigh.
@@ -162,7 +162,7 @@ class NodeDirectory:
         self._keys: dict[int, str] = {}
         self._owner: dict[str, str] = {}  # client → the key that first spoke for it
         self._known: set[int] = set()
-        self._shy: dict[int, tuple[float, float]] = {}  # node → not before, and the wait after it
+        self._waits: dict[int, tuple[float, float]] = {}  # node → when, and the wait after it
         self._greetings: list[Asking] = []  # those that have not all come
         self._announced: dict[str, NodeClient | bytes] = {}
         self._rounds = 0
@@ -178,7 +178,7 @@ class NodeDirectory:
             self._keys = {n.node_id: fingerprint(n.public_key) for n in nodes if n.public_key}
         self._forget_offline(online)
         now = time.monotonic()
-        later = {node for node, (due, _) in self._shy.items() if due > now}
+        later = {node for node, (due, _) in self._waits.items() if due > now}
         awaited = {node for asking in self._greetings for node in asking.open}
         if new := sorted(online - self._known - later - awaited):
             self._greetings.append(
@@ -221,7 +221,7 @@ class NodeDirectory:
         self.seats = {c: seat for c, seat in self.seats.items() if seat.node in online}
         self._known &= online
         self.strange = {node: words for node, words in self.strange.items() if node in online}
-        self._shy = {node: wait for node, wait in self._shy.items() if node in online}
+        self._waits = {node: wait for node, wait in self._waits.items() if node in online}
 
     def _take_greetings(self, seconds: float) -> None:
         """Give seats to nodes that have greeted; wait at most so long for the newest."""
@@ -232,11 +232,11 @@ class NodeDirectory:
         for node, hello in greetings.items():
             client = self._find_client(node, hello)
             if client is None:
-                wait = self._shy[node][1] if node in self._shy else SHY
-                self._shy[node] = (time.monotonic() + wait, min(2 * wait, SHYEST))
+                wait = self._waits[node][1] if node in self._waits else GREET_AGAIN
+                self._waits[node] = time.monotonic() + wait, min(2 * wait, LONGEST_WAIT)
                 continue
             self._known.add(node)
-            self._shy.pop(node, None)
+            self._waits.pop(node, None)
             self.strange.pop(node, None)
             self.seats = {c: seat for c, seat in self.seats.items() if seat.node != node}
             self.seats[client] = NodeClient(node, cast(bytes, hello), self._keys.get(node))

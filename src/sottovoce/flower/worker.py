@@ -53,9 +53,9 @@ from sottovoce.flower.client_app import FAILED, SORRY
 APP = "sottovoce.flower.client_app:app"
 # Seconds between questions for work; Flower's own SuperExec reads the same variable.
 POLL = float(os.environ.get("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1"))
-AGAIN = 0.5
-BUSY = 0.01
-PATIENCE = 20.0
+AGAIN = 0.5  # seconds until a SuperNode that does not answer is asked again
+BUSY = 0.01  # seconds between two looks at the process that works on a message
+PATIENCE = 20.0  # seconds in which a SuperNode has to take an answer
 # Seconds in which a message has to arrive as a whole once it has been announced.
 INPUT = 180
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"

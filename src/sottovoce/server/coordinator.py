@@ -102,7 +102,10 @@ def find_misfit(plan: Plan, public: Holdings, member: Member, clients: int) -> s
         return f"allows a clip of {member.clip:g}, and local.clip is {recipe.clip:g}"
     if member.unit != plan.local.unit:  # its vault counts all releases in one unit
         whole = {"client": "all its data", "person": "persons", "record": "single records"}
-        return f"protects {whole[member.unit]}, which local.unit = {member.unit} does"
+        return (
+            f"protects {whole[member.unit]} (local.unit = {member.unit}), and local.unit is "
+            f"{plan.local.unit}"
+        )
     if member.rows_per_person != plan.rows_per_person:
         return (
             f"uses {member.rows_per_person} rows of a person, and data.rows_per_person is "
@@ -382,10 +385,10 @@ class RealClients:
         federation = run.federation
         request = _make_request(federation, run.at[1], round_, self.header)
         ask = self.ask_uploads if federation.plan.privacy.view == "upload" else self.ask_sum
-        self.came = ask(request)
-        if self.came.blobs and self.keep_uploads:
+        self.answers = ask(request)
+        if self.answers.blobs and self.keep_uploads:
             (self.out / UPLOADS).mkdir(exist_ok=True)
-            for i, blob in self.came.blobs.items():
+            for i, blob in self.answers.blobs.items():
                 write_file(self.out / UPLOADS / f"{round_.t:05d}-{i:05d}", blob)
         # Clients may tighten or hide their budgets on the way.
         now = [np.nan if m.account is None else m.account.capacity for m in members]
@@ -397,7 +400,7 @@ class RealClients:
 
     def end_rounds(self, opened: rounds.RoundsByRun) -> list[tuple[int, rounds.PlayedRound]]:
         """Average the uploads that count, and make the next model of them."""
-        return [(0, _play_round(self.run, self.roll, opened[0], self.came))]
+        return [(0, _play_round(self.run, self.roll, opened[0], self.answers))]
 
     def ask_uploads(self, request: Request) -> RoundAnswers:
         """Ask a cohort until enough uploads count.

@@ -148,7 +148,7 @@ def compute_noise(federation: Federation, tank: Tank, rounds: int) -> float:
 
 
 def _list_inputs(finish: Finish, rounds: int, step: float, length: int) -> StepInputs:
-    """Return the optimiser's inputs of T rounds as arrays of length `most`."""
+    """Return the optimiser's inputs of T rounds as arrays of so many numbers."""
     marks, rows = Marks(step=step), []
     for t in range(rounds):
         rows.append(finish.step_inputs(marks, t, rounds))

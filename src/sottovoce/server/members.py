@@ -393,10 +393,10 @@ class Member:
             or not re.fullmatch(r"[0-9a-f]{64}", str(sums["member"]))
             or not all(type(sums[key]) is int for key in ("honest", "corrupt"))
         ):
-            raise Malformed("the greeting's terms of sums are none")
+            raise Malformed("the greeting's terms of sums are malformed")
         is_pair = isinstance(first, list) and len(first) == 2
         if not (is_pair and all(type(n) is int and 0 <= n <= MOST_COUNTED for n in first)):
-            raise Malformed("the greeting's terms of earlier sums are none")
+            raise Malformed("the greeting's terms of earlier sums are malformed")
         floor = 0.0 if policy["floor"] is None else policy["floor"]
         share = policy.get("run_share", 1.0)
         if share is not None and not (is_finite(share) and 0 < share <= 1):

@@ -387,7 +387,7 @@ def _summarize_sigma(sigma: Floats) -> SigmaSpread:
     return {"min": float(known.min()), "median": float(np.median(known)), "max": float(known.max())}
 
 
-PATIENCE = 4
+PATIENCE = 4  # the Ctrl-C that ends the process at once
 
 
 class Interrupts:

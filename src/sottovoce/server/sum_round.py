@@ -202,7 +202,7 @@ def _read_revealed(
         if not isinstance(shares, dict) or shares.keys() != whose:
             raise Malformed("the shares are not those of the set")
         if not all(is_hex(text, 33) and int(text, 16) < PRIME for text in shares.values()):
-            raise Malformed("a share is none")
+            raise Malformed("a share is not a hexadecimal number below the prime")
         shares_by_kind[kind] = {member: int(text, 16) for member, text in shares.items()}
     return shares_by_kind
 
