@@ -220,6 +220,20 @@ def test_a_floor_is_kept_or_its_client_left_out_but_never_paid_for_in_vain(more,
         assert books_hold(far[BAD]).spent == 0
 
 
+@pytest.mark.parametrize("hides", [False, True])
+def test_one_client_more_than_the_plan_lists_ends_no_run(tmp_path, hides):
+    """The plan says what it expects of three; a fourth that greets with them takes part, too."""
+    nodes = clients(tmp_path, 3)
+    policy = {"disclose": False} if hides else {}
+    nodes["route-3"] = clients(tmp_path / "d", 1, **policy)["route-0"]
+    lists = {"data.samples": [40, 40, 50], "privacy.epsilon": [8.0, 8.0, 4.0]}
+    own = plan(**lists, **{"rounds.rounds": 1})
+    done = go(Direct(nodes), tmp_path / "run", own=own, patience=Patience(3, gathering=0.5))
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [4]
+    assert done.record["plan"]["data"]["samples"] == 50
+    assert done.record["plan"]["privacy"]["epsilon"] == (4.0 if hides else [8.0] * 4)
+
+
 def test_a_route_carries_one_client(tmp_path):
     """One that greets again as somebody else does not become two."""
     transport = Direct(clients(tmp_path, 3))

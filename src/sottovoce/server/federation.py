@@ -558,6 +558,15 @@ def build_from_members(
     accounts = [member.account for member in members]
     kinds = tuple(member.calibration for member in members)
     changes: dict[str, object] = {"noise": "secure", "data.clients": len(members)}
+    # A plan lists what it expects of each client, and others may have come: the most samples, and
+    # the tightest budget, are what a client that hides its numbers is held to.
+    for key, values, choose in (
+        ("data.samples", plan.data.samples, max),
+        ("privacy.epsilon", plan.privacy.epsilon, min),
+        ("privacy.delta", plan.privacy.delta, min),
+    ):
+        if isinstance(values, tuple) and len(values) != len(members):
+            changes[key] = choose(values)
     if len(set(kinds)) == 1:
         changes["privacy.calibration"] = kinds[0]  # the vaults', whatever the plan says
     disclosing = [member for member in members if member.account is not None]
@@ -577,9 +586,11 @@ def build_from_members(
         [member.registered for member in members],
         planned=max(sizes) if isinstance(sizes, tuple) else sizes or 0,
     )
-    unregistered = np.array([member.registered is None for member in members])
+    unregistered: NDArray[np.bool_] | None = None
     if plan.privacy.view == "sum":  # no upload is seen that could count for less
-        counted, unregistered = samples, None
+        counted = samples
+    else:
+        unregistered = np.array([member.registered is None for member in members])
     if plan.local.learning_rate == "auto":
         # The step stands in the record: it must not tell the samples of a client that hides.
         if not disclosing:
