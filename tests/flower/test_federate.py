@@ -405,7 +405,7 @@ def test_one_process_leads_a_run_and_its_lock_dies_with_it(tmp_path):
         assert ready.wait(900)
         assert int((tmp_path / server_app.LOCK).read_text()) == other.pid
         with (
-            pytest.raises(RunError, match="is led by another process"),
+            pytest.raises(RunError, match="goes on in another process"),
             server_app.lock_run(tmp_path, seconds=0.3),
         ):
             pass

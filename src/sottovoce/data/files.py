@@ -99,9 +99,10 @@ HOLD_SECONDS = 10.0  # whoever asks `is_held` has the lock for a moment, and a r
 
 
 @contextmanager
-def hold_folder(folder: Path | None) -> Iterator[None]:
+def hold_folder(folder: Path | None, seconds: float = HOLD_SECONDS) -> Iterator[None]:
     """Make the folder of a run, and be the only process that plays it; of None nothing is held.
 
+    It waits so many seconds for another process to end.
     The lock is on the folder itself, so that nothing is written, and the system ends it with the
     process, even after kill -9. Where the system has no such lock, nothing is held.
     """
@@ -109,7 +110,7 @@ def hold_folder(folder: Path | None) -> Iterator[None]:
         yield
         return
     make_folder(folder)
-    descriptor, until = None, time.monotonic() + HOLD_SECONDS
+    descriptor, until = None, time.monotonic() + seconds
     while descriptor is None:
         try:
             descriptor = _lock_folder(folder, "LOCK_EX")

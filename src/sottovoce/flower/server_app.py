@@ -6,19 +6,17 @@ their own ids in plain bytes, and the run's configuration. Here it is `lead_run`
 
 docs/deploy.md lists the keys of the run config; one more, `progress`, names a file that gets a line
 of JSON a round. All of them are checked before anyone is greeted. One process leads a run: it holds
-a lock on `out`/server.lock, which ends with the process.
+`out`, as everyone who plays a run, and `out`/server.lock has its pid.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from importlib import metadata
@@ -28,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from sottovoce.errors import InputError, RunError, SottovoceError
+from sottovoce.data.files import hold_folder
+from sottovoce.errors import InputError, SottovoceError
 from sottovoce.flower.transport import NodeDirectory
 
 if TYPE_CHECKING:
@@ -123,23 +122,9 @@ def lead_run(directory: NodeDirectory, config: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def lock_run(out: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """Be the only process that leads the run of this folder; the lock contains its pid."""
-    out.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + seconds
-    with (out / LOCK).open("a+", encoding="ascii") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise RunError(
-                        f"{out} is led by another process; wait for its end or stop it"
-                    ) from None
-                time.sleep(0.1)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    """Be the only process that leads the run of this folder; a file in it has the pid."""
+    with hold_folder(out, seconds):
+        (out / LOCK).write_text(str(os.getpid()), "ascii")
         yield
 
 

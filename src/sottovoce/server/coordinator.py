@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from sottovoce.client.messages import LONGEST_TEXT, SUM, Request, pack, unpack
 from sottovoce.client.sum_protocol import RoundKey
 from sottovoce.data.federated import Holdings, add_features
-from sottovoce.data.files import hold_folder, write_file
+from sottovoce.data.files import make_folder, write_file
 from sottovoce.data.tables import Source, declare_layout
 from sottovoce.errors import InputError, Malformed, OtherSamples, OtherVersion, RoundVoid, RunError
 from sottovoce.models.base import flatten_parameters
@@ -264,6 +264,8 @@ def conduct(
 ) -> Trained:
     """Run a federation of real clients to its end; the run folder is that of `simulate`.
 
+    The caller holds the folder (`data.files.hold_folder`): no other process may lead the run.
+
     `public` has the server's validation and test rows, and no training rows. `insecure` says that
     the transport was not encrypted; the record keeps it, also when the run is resumed with
     encryption. `admitted` are the samples of the clients that may take part, by key fingerprint or
@@ -353,9 +355,9 @@ def conduct(
             (out / checkpoint.NAME).unlink(missing_ok=True)
         return Trained(run_record.to_dict(), model, model.unflatten(final), out)
 
-    with hold_folder(out):
-        record.write_rounds(out, state)
-        return rounds.play_to_end(rounds.play_rounds([run], engine, after_round), write_outcome)
+    make_folder(out)
+    record.write_rounds(out, state)
+    return rounds.play_to_end(rounds.play_rounds([run], engine, after_round), write_outcome)
 
 
 @dataclass(eq=False)

@@ -361,7 +361,7 @@ def _check_newest_run(runs: Path, numbers: dict[str, float]) -> Check:
     if not files:
         return Check("run", f"no run in {runs} yet", None)
     folder = max(files, key=lambda file: file.stat().st_mtime).parent
-    is_led, status, rounds = is_held(folder / server_app.LOCK), "failed", "no round"
+    is_led, status, rounds = is_held(folder), "failed", "no round"
     for run in RunsFolder(folder).look():
         status, rounds = run.status, f"{run.done} rounds"
         numbers |= {"rounds": run.done, "last_round_timestamp_seconds": run.written}
