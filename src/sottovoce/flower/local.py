@@ -228,9 +228,7 @@ class LocalFederation:
 
     def check(self) -> None:
         """Raise if the SuperLink is gone: then waiting is useless."""
-        process = self._link_process
-        if process is not None and not process.alive:
-            raise _make_death_error(process, "the SuperLink")
+        _require_alive(self._link_process, "the SuperLink")
 
     def environment(self, party: str) -> dict[str, str]:
         """Return the environment of one party, with its own FLWR_HOME and no telemetry."""
@@ -430,10 +428,8 @@ def _wait_for_nodes(running: LocalFederation, seconds: float) -> None:
     def check() -> None:
         running.check()
         for node in running.nodes:
-            if node.process is not None and not node.process.alive:
-                raise _make_death_error(node.process, f"SuperNode {node.name}")
-            if node.worker is not None and not node.worker.alive:
-                raise _make_death_error(node.worker, f"the worker of {node.name}")
+            _require_alive(node.process, f"SuperNode {node.name}")
+            _require_alive(node.worker, f"the worker of {node.name}")
 
     def all_online() -> bool:
         with contextlib.suppress(NoAnswer):
@@ -464,8 +460,10 @@ def _find_tool(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
-def _make_death_error(process: Process, what: str) -> FederationError:
-    return FederationError(_quote_log(process, f"{what} ended with exit code {process.code}"))
+def _require_alive(process: Process | None, what: str) -> None:
+    """Raise with the end of its log if a process that was started has ended."""
+    if process is not None and not process.alive:
+        raise FederationError(_quote_log(process, f"{what} ended with exit code {process.code}"))
 
 
 def _quote_log(process: Process, words: str) -> str:

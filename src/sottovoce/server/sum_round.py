@@ -39,7 +39,6 @@ from sottovoce.errors import Malformed, RoundVoid
 from sottovoce.privacy import grid
 from sottovoce.schedules.pricing import Terms
 
-STEPS = ("keys", "shares", "input", "set", "unmask")
 # Multiplications for other ways to put a secret together where shares are wrong: about a second.
 _WORK = 2**22
 
