@@ -13,6 +13,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -20,7 +21,7 @@ from sottovoce.client import device, release
 from sottovoce.client import messages as protocol
 from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault, chest
-from sottovoce.errors import VaultRefusal
+from sottovoce.errors import FederationError, VaultRefusal
 from sottovoce.flower import client_app, processes, transport, worker
 from support.devices import ask, books_hold, kind, make_node, told
 
@@ -154,6 +155,26 @@ def test_a_worker_answers_one_message_before_it_takes_the_next(monkeypatch):
     monkeypatch.setattr(worker, "POLL", 0.01)
     worker.serve_messages("127.0.0.1:9", None, b"s" * 32)
     assert (node.messages, node.together, node.forks) == (0, 0, [])
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_worker_with_another_secret_says_so(monkeypatch, caplog, status):
+    """The first answers are that nobody listens yet, which is logged once."""
+    answers = [httpx.ConnectError("closed"), httpx.ConnectError("closed"), status]
+
+    class Closed(SuperNode):
+        def AcquireTask(self, _):  # noqa: N802
+            if isinstance(found := answers.pop(0), Exception):
+                raise found
+            asked = httpx.Request("POST", "http://127.0.0.1:9")
+            raise httpx.HTTPStatusError("no", request=asked, response=httpx.Response(found))
+
+    Closed(monkeypatch, messages=0)
+    monkeypatch.setattr(worker, "AGAIN", 0.01)
+    caplog.set_level("INFO", "sottovoce")
+    with pytest.raises(FederationError, match=rf"turned away \({status}\); give it .* one secret"):
+        worker.serve_messages("127.0.0.1:9", None, b"s" * 32)
+    assert caplog.text.count("no answer (ConnectError)") == 1
 
 
 def test_a_device_waits_a_little_for_a_vault_that_is_looked_at(tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from sottovoce.errors import InputError
+from sottovoce.errors import FederationError, InputError
 from sottovoce.flower import keeper, processes, supernode
 from sottovoce.flower.client_app import FAILED, SORRY
 
@@ -106,7 +106,7 @@ def take_tasks(
     request = AcquireTaskRequest(supported_task_types=[kind])
     parent, stopped = os.getppid(), list[int]()
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
-    child = 0  # the fork that does a task
+    child, is_heard = 0, True  # the fork that does a task; whether the last question had an answer
     while os.getppid() == parent and not stopped:
         if child and _is_alive(child):
             time.sleep(BUSY)
@@ -117,9 +117,16 @@ def take_tasks(
         except (httpx.TransportError, httpx.HTTPStatusError) as error:
             # It is not up yet, or not up again; or its database is locked.
             if isinstance(error, httpx.HTTPStatusError) and not error.response.is_server_error:
-                raise
+                raise FederationError(
+                    f"this worker is turned away ({error.response.status_code}); give it and the "
+                    "SuperNode or SuperLink beside it one secret file, and start both again"
+                ) from None
+            if is_heard:
+                log.info("no answer (%s); asked again until there is one", type(error).__name__)
+            is_heard = False
             time.sleep(AGAIN)
             continue
+        is_heard = True
         if not token:
             time.sleep(POLL)
         elif (child := os.fork()) == 0:
