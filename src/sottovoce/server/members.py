@@ -198,19 +198,10 @@ def gather_members(
         for route, blob in transport.greet(max(1.0, deadline - time.monotonic())).items():
             try:
                 member = replace(Member.from_hello(blob), key=transport.key(route))
-                wrong = misfit(member)
-                if wrong is None and admitted is not None:
-                    entry = str(member.key if member.key in admitted else member.name)
-                    holder = taken.get(entry, member.identity)
-                    is_own = entry == member.key or not entry.startswith("SHA256:")
-                    is_free = holder == member.identity or holder not in members
-                    if not (entry in admitted and is_own and is_free):
-                        wrong = "is not in the table of admitted clients, or was admitted before"
-                    else:
-                        taken[entry] = member.identity
-                    member = replace(member, registered=admitted.get(entry))
-                if wrong is not None:
+                if (wrong := misfit(member)) is not None:
                     raise Malformed(f"client {member.name} {wrong}")
+                if admitted is not None:
+                    member = _require_admitted(member, admitted, taken, members)
             except Malformed as error:
                 log.warning("%s cannot take part: %s", route, error)
                 why = f" (another one greeted, but {error})"
@@ -239,6 +230,28 @@ def gather_members(
         key=lambda member: (member.name, member.vault),
     )
     return roll
+
+
+def _require_admitted(
+    member: Member,
+    admitted: Mapping[str, int],
+    taken: dict[str, str],
+    members: Mapping[str, Member],
+) -> Member:
+    """Return a client with its registered samples; reject one without an entry of its own.
+
+    `taken` has the client that holds an entry, until another one has its key or its route.
+    """
+    entry = str(member.key if member.key in admitted else member.name)
+    holder = taken.get(entry, member.identity)
+    is_own = entry == member.key or not entry.startswith("SHA256:")
+    is_free = holder == member.identity or holder not in members
+    if not (entry in admitted and is_own and is_free):
+        raise Malformed(
+            f"client {member.name} is not in the table of admitted clients, or was admitted before"
+        )
+    taken[entry] = member.identity
+    return replace(member, registered=admitted[entry])
 
 
 def rejoin_members(transport: Transport, patience: Patience, header: Mapping[str, Any]) -> Roll:
