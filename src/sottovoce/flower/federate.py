@@ -27,7 +27,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -337,11 +337,13 @@ def federate(
     show.say(INSECURE if options.insecure else SECURE)
     if not resume:
         show.say(describe_duration(plan))
+    # A service manager's SIGTERM is treated as Ctrl-C: the server writes its record first.
+    gets_signals = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if gets_signals else None
     try:
-        with _treat_sigterm_as_interrupt():
-            with show:
-                _lead_run(folder.resolve(), nodes, options, show, warm, trackers)
-            page = reports.write_report(folder)
+        with show:
+            _lead_run(folder.resolve(), nodes, options, show, warm, trackers)
+        page = reports.write_report(folder)
     except KeyboardInterrupt:
         print(checkpoint.describe_stop(folder, "federate"), file=sys.stderr, flush=True)
         if (folder / "record.json").exists():
@@ -351,6 +353,9 @@ def federate(
     except FederationError as error:
         stop = checkpoint.describe_stop(folder, "federate", "the run stopped")
         raise FederationError(f"{error}\n{stop}") from None
+    finally:
+        if gets_signals:
+            signal.signal(signal.SIGTERM, before)
     _end_trackers(trackers, folder)
     record = json.loads((folder / "record.json").read_text("utf-8"))
     if as_json:
@@ -359,22 +364,6 @@ def federate(
         hint = "" if path is not None or resume else f"{DEMONSTRATION}\n"
         show.say(hint + progress.summarize_run(record, folder, page))
     return folder
-
-
-@contextlib.contextmanager
-def _treat_sigterm_as_interrupt() -> Iterator[None]:
-    """Treat a service manager's SIGTERM as Ctrl-C: the server then writes its record first.
-
-    Outside the main thread, which alone gets signals, this does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def describe_duration(plan: Plan) -> str:

@@ -282,9 +282,8 @@ class Federation:
         if self.plan.privacy.calibration == "paper":  # not for vaults: the tank is the promise
             return self.capacity
         disclosed, worth = ~np.isnan(self.capacity), np.full(len(self.capacity), np.nan)
-        pairs = np.stack([self.epsilon, self.delta], axis=1)[disclosed]
-        pairs, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        worth[disclosed] = _compute_distinct(pairs, "exact", 1.0)[inverse.reshape(-1)]
+        epsilon, delta = self.epsilon[disclosed], self.delta[disclosed]
+        worth[disclosed] = _compute_capacity(epsilon, delta, "exact")
         return worth
 
     def _find_true_epsilon(self, clients: int | slice) -> Floats:
@@ -502,7 +501,8 @@ def build(
     epsilon, delta = plan.budgets()
     if parts.optimizer is not None:
         OptaxStep(parts.optimizer).require_fit(model)
-    capacity = _compute_capacity(epsilon, delta, plan)
+    sampling = None if plan.noise == "secure" else plan.per_round / plan.clients
+    capacity = _compute_capacity(epsilon, delta, plan.privacy.calibration, sampling)
     obstacle = _explain_no_forecast(plan, held, model, capacity)
     if obstacle is not None and isinstance(parts.schedule, ForecastRounds):
         raise InputError.of("schedule", parts.schedule, "one without a forecast here", obstacle)
@@ -675,22 +675,25 @@ def _measure_median_norm(model: Model, held: Holdings, seed: int) -> float:
     return clip
 
 
-def _compute_capacity(epsilon: Floats, delta: Floats, plan: Plan) -> Floats:
+def _compute_capacity(
+    epsilon: Floats, delta: Floats, kind: budget.Calibration, sampling: float | None = 1.0
+) -> Floats:
+    """Return the μ² of each client's (ε, δ); without a `sampling` rate, that of a vault.
+
+    A few budgets are cached for the next run of a sweep.
+    """
     # A million clients have a handful of different budgets.
     pairs, inverse = np.unique(np.stack([epsilon, delta], axis=1), axis=0, return_inverse=True)
-    if plan.noise == "secure":
-        kind = plan.privacy.calibration
-        capacities = [calibration.vault_capacity(e, d, calibration=kind) for e, d in pairs.tolist()]
-        return np.array(capacities)[inverse.reshape(-1)]
-    worth = _compute_distinct(pairs, plan.privacy.calibration, plan.per_round / plan.clients)
+    if sampling is None:
+        capacities = [
+            calibration.vault_capacity(*pair, calibration=kind) for pair in pairs.tolist()
+        ]
+        worth = np.array(capacities)
+    elif len(pairs) <= FEW_BUDGETS:
+        worth = _compute_cached(tuple(map(tuple, pairs.tolist())), kind, sampling)
+    else:
+        worth = calibration.capacity(*pairs.T, calibration=kind, sampling=sampling)
     return worth[inverse.reshape(-1)]
-
-
-def _compute_distinct(pairs: Floats, kind: budget.Calibration, sampling: float) -> Floats:
-    """Return the μ² of each (ε, δ); a few budgets are cached for the next run of a sweep."""
-    if len(pairs) <= FEW_BUDGETS:
-        return _compute_cached(tuple(map(tuple, pairs.tolist())), kind, sampling)
-    return calibration.capacity(pairs[:, 0], pairs[:, 1], calibration=kind, sampling=sampling)
 
 
 @lru_cache(256)

@@ -233,10 +233,7 @@ def gather_members(
 
 
 def _require_admitted(
-    member: Member,
-    admitted: Mapping[str, int],
-    taken: dict[str, str],
-    members: Mapping[str, Member],
+    member: Member, admitted: Mapping[str, int], taken: dict[str, str], known: Mapping[str, Member]
 ) -> Member:
     """Return a client with its registered samples; reject one without an entry of its own.
 
@@ -245,7 +242,7 @@ def _require_admitted(
     entry = str(member.key if member.key in admitted else member.name)
     holder = taken.get(entry, member.identity)
     is_own = entry == member.key or not entry.startswith("SHA256:")
-    is_free = holder == member.identity or holder not in members
+    is_free = holder == member.identity or holder not in known
     if not (entry in admitted and is_own and is_free):
         raise Malformed(
             f"client {member.name} is not in the table of admitted clients, or was admitted before"
