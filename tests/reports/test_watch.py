@@ -20,6 +20,7 @@ import pytest
 from sottovoce import calibrate
 from sottovoce.data.files import hold_folder
 from sottovoce.errors import InputError, RunError
+from sottovoce.plan import Plan
 from sottovoce.privacy.budget import format_claim
 from sottovoce.privacy.tank import FULL, Tank
 from sottovoce.reports import watch
@@ -49,7 +50,7 @@ def write_run(folder: Path, *, record: dict | None = None, rounds: list | None =
     return folder
 
 
-def write_checkpoint(folder: Path, *, budgets: list, spent: list[float]):
+def write_checkpoint(folder: Path, *, budgets: list, spent: list[float], **more):
     """A checkpoint after the rounds of the example, of clients that say or hide what is left."""
     clients = len(budgets)
     units = (np.array(spent) * FULL).astype(np.int64)
@@ -66,7 +67,7 @@ def write_checkpoint(folder: Path, *, budgets: list, spent: list[float]):
         seconds=6.0,
     )
     members = [{"name": f"ward-{i}", "budget": budget} for i, budget in enumerate(budgets)]
-    header = {"plan": RECORD["plan"], "seed": 1, "members": members, "not_covered": []}
+    header = {"plan": RECORD["plan"], "seed": 1, "members": members, "not_covered": []} | more
     checkpoint.save(folder, state, {"w": np.zeros(3)}, header)
 
 
@@ -201,6 +202,7 @@ def test_clients_answer_or_are_silent(tmp_path):
     ]  # fmt: skip
     folder = write_run(tmp_path / "run", rounds=rounds)
     write_checkpoint(folder, budgets=[None] * 4, spent=[0.0] * 4)
+    (folder / "federation.json").touch()
     runs = watch.RunsFolder(tmp_path)
     assert watch.show_run(runs, {"name": ["run"]})["clients"] == [
         ["ward-0", "2", "2", "answered in round 2"],
@@ -211,6 +213,23 @@ def test_clients_answer_or_are_silent(tmp_path):
     page = watch.WatchPages(tmp_path, "t").render("run", {"name": ["run"]})
     assert "ward-1: silent" in page
     assert "sottovoce federate --resume" in page
+
+
+def test_the_command_that_continues_a_run_is_one_that_can(tmp_path):
+    def read(plan, *, members=False, files=()):
+        folder = write_run(tmp_path / f"run-{len([*tmp_path.iterdir()])}")
+        more = {} if members else {"members": []}
+        write_checkpoint(folder, budgets=[None], spent=[0.0], plan=plan, **more)
+        for name in files:
+            (folder / name).touch()
+        return watch.show_run(watch.RunsFolder(tmp_path), {"name": [folder.name]})["resume"]
+
+    plan = Plan().to_dict()
+    arrays = {**plan, "data": {**plan["data"], "name": "arrays"}}
+    assert read(plan).startswith("sottovoce train --resume --out ")
+    assert read(arrays).startswith("sottovoce.resume('")
+    assert read(plan, members=True, files=["federation.json"]).startswith("sottovoce federate --re")
+    assert "resume=true" in read(plan, members=True)  # Flower between machines
 
 
 def test_names_cannot_inject(tmp_path):
@@ -261,6 +280,30 @@ def test_runs_are_compared_by_any_two_values(tmp_path):
     assert [run.name for run in chosen["runs"]] == ["eps-2"]
     assert [text for _, text in chosen["scatter"].x_ticks] == [RECORD["plan"]["model"]["name"]]
     assert watch.show_comparison(runs, {"x": ["nonsense"]})["x"] == "ε that holds"
+
+
+def test_no_horizon_is_below_the_rounds_done(tmp_path):
+    """The schedule's rule is applied after the last round, too, and may then name fewer rounds."""
+    record = json.loads(json.dumps({**RECORD, "rounds": RECORD["rounds"][:5]}))
+    record["rounds"][-1] |= {"horizon": 5, "next_horizon": 4}
+    write_run(tmp_path / "run", record=record)
+    shown = watch.show_run(watch.RunsFolder(tmp_path), {"name": ["run"]})
+    assert shown["title"] == "run: finished, round 5 of 5"
+    assert shown["tiles"][0] == ("rounds done of at most 5", "5")
+    assert "T 5" not in shown["events"][0]
+
+
+def test_no_epsilon_is_shown_smaller_than_it_is(tmp_path):
+    record = json.loads(json.dumps(RECORD))
+    record["guarantee"]["epsilon"] = 25.3312
+    record["plan"]["privacy"]["epsilon"] = 8.00004
+    write_run(tmp_path / "over", record=record)
+    folder = write_run(tmp_path / "killed")
+    write_checkpoint(folder, budgets=[{}], spent=[0.1], plan=record["plan"], members=[])
+    runs = watch.RunsFolder(tmp_path)
+    assert {run.name: run.epsilon for run in runs.look()} == {"over": "25.34", "killed": "8.001"}
+    ((_, cells),) = watch.show_comparison(runs, {"run": ["over"]})["rows"]
+    assert cells[0] == "25.34"
 
 
 def test_the_budget_page_has_the_numbers_of_calibrate(tmp_path):

@@ -35,6 +35,7 @@ from sottovoce._version import __version__
 from sottovoce.data.files import is_held
 from sottovoce.errors import InputError, RunError, SottovoceError
 from sottovoce.models.metrics import TITLES, format_metric
+from sottovoce.plan import Plan
 from sottovoce.reports import charts
 from sottovoce.reports.pages import (
     format_ceiling,
@@ -61,6 +62,8 @@ TICK = 1.0  # seconds between two looks at the folder
 MOST_DRAWN = 6  # runs whose curves are drawn in one picture: as many as there are colours
 MOST_EVENTS = 15
 MOST_PAGES = 16  # whose live blocks are kept
+LOCAL_FEDERATION = "federation.json"  # what `sottovoce federate` writes, and no other command
+HELD = "ε that holds"  # the name of a result
 _FILES = ("record.json", ROUNDS, checkpoint.NAME, "report.html")
 _ROUND: TypeAdapter[RoundEntry] = TypeAdapter(RoundEntry)
 Query = Mapping[str, list[str]]
@@ -101,7 +104,8 @@ class FollowedRun:
         """T as it stands; NaN where it is not known yet."""
         planned = self.plan.get("rounds", {}).get("rounds")
         planned = planned if isinstance(planned, int) else math.nan
-        return self.rounds[-1]["next_horizon"] if self.rounds else planned
+        # The rule is applied after the last round too, where it may end below the rounds done.
+        return max(self.rounds[-1]["next_horizon"], self.done) if self.rounds else planned
 
     @property
     def epsilon(self) -> str:
@@ -113,7 +117,8 @@ class FollowedRun:
         asked = privacy.get("epsilon")
         if self.names or privacy.get("clients") or privacy.get("calibration") == "paper":
             return "–"  # clients have budgets of their own, or what is asked for does not hold
-        return _format(max(asked, default=None) if isinstance(asked, list) else asked)
+        asked = max(asked, default=None) if isinstance(asked, list) else asked
+        return format_ceiling(asked) if isinstance(asked, int | float) else "–"
 
     @property
     def headline(self) -> Headline | None:
@@ -137,7 +142,7 @@ class FollowedRun:
         values: dict[str, float | str] = {}
         if self.record is not None:
             if self.record.guarantee is not None:
-                values["ε that holds"] = self.record.guarantee["epsilon"]
+                values[HELD] = self.record.guarantee["epsilon"]
             for name, entry in self.record.result.get("metrics", {}).items():
                 if name in TITLES and entry["value"] is not None:
                     values[TITLES[name]] = entry["value"]
@@ -355,15 +360,11 @@ def show_run(runs: RunsFolder, query: Query) -> dict[str, Any]:
         left = format_duration(pace * max(0, run.horizon - run.done))
         tiles.append(("time left at most, about", left))
     reached = "" if run.headline is None else run.headline["text"]
-    command = "federate" if run.names else "train"
-    stopped = run.status in ("killed", "interrupted", "failed")
-    can_resume = stopped and (run.folder / checkpoint.NAME).exists()
-    resume = f"sottovoce {command} --resume --out {shlex.quote(str(run.folder))}"
     return {
         "title": f"{run.name}: {run.status}, round {run.done} of {format_whole(run.horizon)}",
         "run": run,
         "tiles": tiles,
-        "resume": resume if can_resume else "",
+        "resume": _describe_resume(run),
         "reached": reached[:1].upper() + reached[1:],
         "banner": choose_banner(run.plan.get("noise", ""), run.not_covered or ()),
         "has_report": (run.folder / "report.html").exists() and run.status != "running",
@@ -373,6 +374,21 @@ def show_run(runs: RunsFolder, query: Query) -> dict[str, Any]:
         "events": [_describe_round(entry) for entry in run.rounds[: -MOST_EVENTS - 1 : -1]],
         "plan": {key: value for key, value in run.plan.items() if isinstance(value, dict)},
     }
+
+
+def _describe_resume(run: FollowedRun) -> str:
+    """Return the command that continues a run; empty where it cannot be continued."""
+    is_stopped = run.status in ("killed", "interrupted", "failed")
+    if not is_stopped or not (run.folder / checkpoint.NAME).exists():
+        return ""
+    if not run.names:
+        with suppress(SottovoceError):  # of a damaged plan
+            if Plan(**run.plan).needs_python:
+                return f"sottovoce.resume({str(run.folder)!r}, …), given what it was begun with"
+    elif not (run.folder / LOCAL_FEDERATION).exists():  # between machines
+        return 'flwr run … --run-config "… resume=true", else as it was begun'
+    command = "federate" if run.names else "train"
+    return f"sottovoce {command} --resume --out {shlex.quote(str(run.folder))}"
 
 
 def _draw_rounds(run: FollowedRun) -> list[tuple[str, str, charts.Plot]]:
@@ -425,8 +441,9 @@ def _describe_round(entry: RoundEntry) -> str:
         parts.append(f"loss {entry['validation_loss']:.4f}")
     if entry["validation_accuracy"] is not None:
         parts.append(f"accuracy {entry['validation_accuracy']:.1%}")
-    if entry["next_horizon"] < entry["horizon"]:
-        parts.append(f"T {entry['horizon']} → {entry['next_horizon']}")
+    horizon = max(entry["next_horizon"], entry["t"] + 1)
+    if horizon < entry["horizon"]:
+        parts.append(f"T {entry['horizon']} → {horizon}")
     parts += [f"{name}: {why}" for name, why in entry.get("missing", {}).items()]
     return ", ".join(parts)
 
@@ -440,7 +457,7 @@ def show_comparison(runs: RunsFolder, query: Query) -> dict[str, Any]:
     keys = list(dict.fromkeys(key for run in chosen for key in (*run.results, *run.settings)))
     headlines = (run.headline for run in chosen if run.headline is not None)
     metric = next((TITLES.get(found["metric"], "") for found in headlines), "")
-    x = _choose(query, "x", keys, "ε that holds")
+    x = _choose(query, "x", keys, HELD)
     y = _choose(query, "y", keys, metric or "rounds done")
     both = [run for run in chosen if x in values[run.name] and y in values[run.name]]
     points = charts.PlotLine("", [values[run.name][x] for run in both],
@@ -463,7 +480,10 @@ def show_comparison(runs: RunsFolder, query: Query) -> dict[str, Any]:
         "scatter": charts.plot(x, [points], log_x=True) if both else None,
         "missing": len(chosen) - len(both),
         "columns": columns,
-        "rows": [(run, [_format(values[run.name].get(key)) for key in columns]) for run in chosen],
+        "rows": [
+            (run, [_format_result(key, values[run.name].get(key)) for key in columns])
+            for run in chosen
+        ],
         "curves": charts.plot("rounds done", curves),
         "drawn": len(curves),
     }
@@ -472,6 +492,11 @@ def show_comparison(runs: RunsFolder, query: Query) -> dict[str, Any]:
 def _choose(query: Query, name: str, known: Sequence[str], default: str) -> str:
     found = query.get(name, [default])[0]
     return found if found in known else default
+
+
+def _format_result(key: str, value: float | str | None) -> str:
+    """Return a value of a comparison; an ε that holds is rounded up."""
+    return format_ceiling(value) if key == HELD and not isinstance(value, str) else _format(value)
 
 
 def _format(value: float | str | None) -> str:
