@@ -131,6 +131,30 @@ def test_the_plans_metric_is_drawn_by_round(metric, title, first):
     assert first in page
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "What the schedule watches."),
+        ({"schedule": "fixed"}, "On unprotected records."),
+        ({"schedule": "fixed", "parts": ["schedule: study.Patience"]}, "What the schedule watches"),
+        ({"signal": "clients"}, "The schedule watches the clients’ own losses instead."),
+        ({"signal": "raw", "validation": 0}, "On the test rows. The schedule watches the clients’"),
+        ({"validation": 0}, "On the test rows, which steer this run"),
+        ({"schedule": "fixed", "validation": 0}, "On the test rows. "),
+        ({"metric": "auroc"}, "The plan is judged by AUROC on the same rows instead."),
+        ({"metric": "auroc", "signal": "clients"}, "watches the clients’ own losses instead."),
+    ],
+)
+def test_the_loss_is_said_to_steer_only_where_it_does(changes, said, no_drawing):
+    record, trace = example(stop_after=3)
+    plan = record["plan"]
+    plan["server"]["signal"] = "public"
+    sections = {"schedule": "rounds", "signal": "server", "validation": "data"}
+    for key, value in changes.items():
+        (plan[sections[key]] if key in sections else plan)[key] = value
+    assert said in Page(render_report(record, trace)).text
+
+
 def test_a_line_shows_the_metric_and_no_horizon_below_the_rounds_done(capsys):
     done = RoundDone(45, 46, 45, 3, 0.5, 0.25, 0.75, 0.0)
     show = LineDisplay(sys.stdout)

@@ -503,17 +503,7 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
     drawn: list[tuple[str, str, str]] = []
     if run.used:
         marked = " Dotted lines: T shrank." if 0 < len(run.triggers) <= 60 else ""
-        watched = "On unprotected records."
-        if run.record.plan["rounds"].get("schedule") == "discounted":
-            watched = "What the schedule watches."
-        if run.record.plan["data"].get("validation") == 0:
-            watched = (
-                "On the test rows, which steer this run as in the paper: the test is no fresh one."
-            )
-        elif "metric" in run.record.plan and run.record.plan["server"].get("signal") == "public":
-            metric = metrics.TITLES[run.record.plan["metric"]].removeprefix("test ")
-            watched = f"The plan is judged by {metric} on the same rows instead."
-        drawn.append(("Validation loss", watched + marked, charts.draw_loss(run)))
+        drawn.append(("Validation loss", _describe_loss(run) + marked, charts.draw_loss(run)))
         sigma = "Standard deviation on one coordinate of one upload."
         if (ratio := find_multiplier(run.record.plan["privacy"], run.list_turns())) is not None:
             sigma += f" Noise multiplier σ/Δ (one turn, median client): {ratio:.3g}."
@@ -530,6 +520,23 @@ def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:
         caption = "The most any attacker finds, against its false alarms."
         drawn.append(("The attacker’s view", caption, charts.draw_attacker(mu)))
     return drawn
+
+
+def _describe_loss(run: CheckedRun) -> str:
+    """Say whose validation loss it is, and whether it decides the number of rounds."""
+    plan = run.record.plan
+    signal, is_tested = plan["server"].get("signal"), plan["data"].get("validation") == 0
+    own_schedule = any(part.startswith("schedule:") for part in plan.get("parts") or ())
+    is_steered = plan["rounds"].get("schedule") == "discounted" or own_schedule
+    rows = "On the test rows" if is_tested else "On unprotected records"
+    if is_steered and signal in ("clients", "raw"):
+        return f"{rows}. The schedule watches the clients’ own losses instead."
+    if is_steered and is_tested:
+        return f"{rows}, which steer this run as in the paper: the test is no fresh one."
+    if "metric" in plan and signal == "public":
+        metric = metrics.TITLES[plan["metric"]].removeprefix("test ")
+        return f"The plan is judged by {metric} on the same rows instead."
+    return "What the schedule watches." if is_steered else f"{rows}."
 
 
 def _draw_accuracy(run: CheckedRun, marked: str) -> list[tuple[str, str, str]]:

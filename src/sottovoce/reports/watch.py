@@ -410,7 +410,7 @@ def _draw_rounds(run: FollowedRun) -> list[tuple[str, str, charts.Plot]]:
          [line("horizon T", after, horizon, "steps"), line("rounds done", after, after)]),
         ("Noise σ", "Of one coordinate of one upload, median of those that disclose it.",
          [line("", done, sigma, "steps")]),
-        ("Signal", "What the schedule is steered by.", [line("", done, signal)]),
+        ("Signal", "What the schedule is given after a round.", [line("", done, signal)]),
     ]  # fmt: skip
     plots = [(title, caption, charts.plot("rounds done", lines)) for title, caption, lines in found]
     return [(title, caption, plot) for title, caption, plot in plots if plot is not None]
