@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from fractions import Fraction
 from importlib import resources
 
@@ -437,7 +439,9 @@ class Stop(KeyboardInterrupt):
 
 
 @pytest.mark.parametrize("at", [0, 3, 11])
-def test_a_stopped_run_leaves_a_valid_record_and_resumes_to_the_same_model(tmp_path, at):
+def test_a_stopped_run_leaves_a_valid_record_and_resumes_to_the_same_model(
+    tmp_path, at, monkeypatch
+):
     plan = Plan(rounds={"rounds": 25, "per_round": 7})
     whole = simulate(plan, seed=9)
 
@@ -452,12 +456,29 @@ def test_a_stopped_run_leaves_a_valid_record_and_resumes_to_the_same_model(tmp_p
     assert half["result"]["rounds_used"] == len(half["rounds"]) == at + 1
     assert load(tmp_path / "run").rounds_used == at + 1
     seen = []
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, zone):
+            return cls(2126, 11, 1, tzinfo=zone)
+
+    monkeypatch.setattr(many, "datetime", Later)
     again = resume(tmp_path / "run", on_round=lambda done: seen.append(done.t))
     assert seen == list(range(at + 1, whole.rounds_used))
+    assert again.record["timing"]["started"] == half["timing"]["started"]
     assert again.record["result"] == whole.record["result"]
     assert without_time(again.record) == without_time(whole.record)
     with pytest.raises(RunError, match=r"has ended, `sottovoce report .*` draws its page; only a"):
         resume(tmp_path / "run")
+
+
+def test_a_run_without_a_round_has_no_pace():
+    run = many.start_run(build(Plan(), seed=1), 1)
+    record = many.describe_run(run, "interrupted", datetime.now(UTC))
+    assert record.timing["seconds_per_round"] is None
+    assert "time per round –" in " ".join(
+        re.sub("<[^>]*>", " ", reports.render_report(record.to_dict())).split()
+    )
 
 
 @pytest.mark.slow

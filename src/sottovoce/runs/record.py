@@ -502,7 +502,7 @@ class Record(BaseModel):
                 timing={
                     "started": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
                     "seconds": state.seconds,
-                    "seconds_per_round": state.seconds / max(1, done),
+                    "seconds_per_round": state.seconds / done if done else None,
                 },
                 ran_on=ran_on,
                 model_view=None if views is None else views[0],

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -265,7 +266,7 @@ def resume(
             )
         federation.log_advice()
         run = BatchRun(federation, seed, (state, *stack_models(federation.model, arrays, memory)))
-        return play_run(run, calls, written, interrupts, header.get("not_covered", ()))
+        return play_run(run, calls, written, interrupts, header)
 
 
 def play_run(
@@ -273,11 +274,12 @@ def play_run(
     calls: Callbacks,
     folder: Path | None,
     interrupts: Interrupts,
-    not_covered: Sequence[str] = (),
+    earlier: Mapping[str, Any] = MappingProxyType({}),
 ) -> Trained:
-    """Play a run to its end and write its folder; `not_covered` are codes of earlier sessions."""
+    """Play a run to its end and write its folder; `earlier` is the header of its last session."""
     compiled.check_hosts(run.federation, run.seed)
-    began = datetime.now(UTC)
+    started = earlier.get("started")
+    began = datetime.now(UTC) if started is None else datetime.fromisoformat(started)
     # With a hash of the rows, whoever has the folder and all rows but one could test guesses of
     # that one; a salt would lie beside it and not help. So a run with secure noise stores no
     # hash: its debits are in the checkpoint, and hold for whichever rows it is resumed with. A
@@ -287,7 +289,8 @@ def play_run(
         "plan": run.federation.plan.to_dict(),
         "seed": run.seed,
         "data": run.federation.held.fingerprint(rows=not secure) if folder is not None else "",
-        "not_covered": list(run.federation.not_covered(*not_covered)),
+        "not_covered": list(run.federation.not_covered(*earlier.get("not_covered", ()))),
+        "started": began.isoformat(),
     }
     saved = time.monotonic()
 
