@@ -877,6 +877,40 @@ def test_colours_are_rehearsed_as_they_are_trained():
     assert plan.model.colours is None
 
 
+def test_features_of_a_network_and_of_least_squares_are_rehearsed(tmp_path):
+    """The rows are features from the start; least squares then need the norm that these have."""
+    (tmp_path / "net.py").write_text(
+        "import torch\nnet = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))\n"
+    )
+    rows = np.random.default_rng(0).random((5, 64), np.float32)
+    network = Plan(model={"name": "softmax", "features": f"torch:{tmp_path / 'net.py'}:net"})
+    lens, plan = trials.split_features(network, (8, 8, 1))
+    assert lens.apply(rows).shape == (5, 3)
+    assert plan.model.features is None
+    hog = Plan(model={"name": "least-squares", "features": "hog", "cell": 2})
+    lens, plan = trials.split_features(hog, (8, 8, 1))
+    assert (plan.model.features, plan.model.norm) == (None, 4.0)
+    assert np.linalg.norm(lens.apply(rows), axis=1) == pytest.approx(4.0)
+    assert build_space(network, shape=(28, 28, 1)).find_fork("server.decay") is not None
+
+
+def test_rows_of_one_person_are_not_independent(tmp_path):
+    """Standard error and range count persons: the rows of one are right or wrong together."""
+    lines = [f"p{i // 8},{i // 8 % 60},{'yes' if i % 16 < 8 else 'no'}" for i in range(2400)]
+    table = tmp_path / "public.csv"
+    table.write_text("\n".join(["who,age,sick", *lines]), "utf-8")
+    own = {"path": "own.csv", "label": "sick", "person": "who", "clients": 2, "samples": 50}
+    own["columns"] = {"age": [0, 60], "sick": ["no", "yes"]}
+    plan = Plan(data=own, local={"unit": "person"})
+    rows = make_stand_in(plan, announce_federation(plan), str(table))
+    assert len(rows.validation[1]) == 8 * rows.choosing == 480
+    assert rows.telling == 60
+    trial = Trial("", {}, 1, 0.5, 0.9, 0.9, 1, 0.0)
+    assert trial.estimate_error(rows) == pytest.approx((0.9 * 0.1 / 60) ** 0.5)
+    other = replace(trial, metric="auroc", gain=0.9, error=0.02)
+    assert other.estimate_error(rows) == pytest.approx(0.02 * 8**0.5)
+
+
 def test_variations_of_one_digit_are_not_independent():
     """The range of a prediction counts digits, not how often each was drawn anew."""
     own = Plan(data={"name": "mnist", "clients": 4, "samples": 50})

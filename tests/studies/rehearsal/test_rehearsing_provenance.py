@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 
 import pytest
 
@@ -66,3 +67,10 @@ def test_a_plan_that_is_written_elsewhere_keeps_it(tmp_path):
     there = relocate_plan(plan, tmp_path)
     assert there.model.own != plan.model.own
     assert there.rehearsed == TEXT
+    for network in ("onnx:net.onnx", "torch:net.py:net"):
+        plan = Plan(rehearsed=TEXT, model={"name": "softmax", "features": network})
+        (tmp_path / "plan.toml").write_text(relocate_plan(plan, tmp_path).to_toml(), "utf-8")
+        there = Plan.load(tmp_path / "plan.toml")
+        kind, _, file = there.model.features.partition(":")
+        assert f"{kind}:{os.path.relpath(file)}" == network
+        assert there.rehearsed == TEXT

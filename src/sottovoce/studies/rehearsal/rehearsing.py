@@ -377,7 +377,7 @@ class Rehearsal:
     def chance(self) -> float:
         """The standard error of the metric on the rows that choose."""
         trial = self.by_setting[encode_setting(self.setting)][self.seeds[0]]
-        return trial.estimate_error(self.rows.choosing)
+        return trial.estimate_error(self.rows)
 
     @property
     def finalists(self) -> list[float]:
@@ -395,7 +395,8 @@ class Rehearsal:
         rows, finalists = self.rows.choosing, self.finalists
         show = partial(format_difference, self.baseline.metric)
         what = "an accuracy" if self.metric == "accuracy" else f"the {self.metric}"
-        text = f"{rows:,} rows chose: the standard error of {what} is {show(self.chance)}"
+        units = "persons" if self.rows.person is not None and self.rows.sources else "rows"
+        text = f"{rows:,} {units} chose: the standard error of {what} is {show(self.chance)}"
         gap = finalists[0] - finalists[1] if len(finalists) > 1 else math.inf
         if gap >= self.chance:
             return f"{text}."
@@ -602,13 +603,20 @@ def write_rehearsal(result: Rehearsal, folder: Path) -> None:
 def relocate_plan(plan: Plan, folder: Path) -> Plan:
     """Return the plan with the paths of its table, files and model relative to a folder."""
     changes: dict[str, Any] = {}
-    model = plan.model.own
+    model, network = plan.model.own, plan.model.features
+
+    def relocate(file: str) -> str:
+        return Path(os.path.relpath(file, folder)).as_posix()
+
     for key in ("path", "validation", "test"):
         if isinstance(file := getattr(plan.data, key), str):
-            changes[f"data.{key}"] = Path(os.path.relpath(file, folder)).as_posix()
+            changes[f"data.{key}"] = relocate(file)
     if model is not None and model.rpartition(":")[0].endswith(".py"):
         file, _, name = model.rpartition(":")
-        changes["model.own"] = f"{Path(os.path.relpath(file, folder)).as_posix()}:{name}"
+        changes["model.own"] = f"{relocate(file)}:{name}"
+    if network is not None and ":" in network:
+        kind, _, file = network.partition(":")
+        changes["model.features"] = f"{kind}:{relocate(file)}"
     return plan.replace(rehearsed=plan.rehearsed, **changes) if changes else plan
 
 

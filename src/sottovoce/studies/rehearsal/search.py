@@ -41,8 +41,10 @@ from jax.flatten_util import ravel_pytree
 
 from sottovoce.data.federated import Given, Samples
 from sottovoce.errors import InputError, RunError
-from sottovoce.models import features, metrics
-from sottovoce.models.base import JaxModel, predict_numbers
+from sottovoce.models import metrics
+from sottovoce.models.base import LEAST_SQUARES, JaxModel, predict_numbers
+from sottovoce.models.features import NORM
+from sottovoce.models.network import KEYS, build_lens
 from sottovoce.plan import Plan
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.runs.trained import Trained
@@ -175,10 +177,12 @@ class Trial:
         """What the choice makes large, 1 at most."""
         return (self.accuracy or 0.0) if self.gain is None else self.gain
 
-    def estimate_error(self, rows: int) -> float:
-        """Return the standard error of `value` on this number of rows; of shares √(p(1−p)/n)."""
+    def estimate_error(self, rows: StandIn) -> float:
+        """Return the standard error of `value` on the rows that choose; of shares √(p(1−p)/n)."""
         p = self.value
-        return math.sqrt(p * (1 - p) / rows) if self.error is None else self.error
+        if self.error is None:
+            return math.sqrt(p * (1 - p) / rows.choosing)
+        return self.error * math.sqrt(len(rows.validation[1]) / rows.choosing)
 
     @property
     def test_value(self) -> float:
@@ -426,10 +430,13 @@ class Trials:
 
 def split_features(plan: Plan, shape: tuple[int, ...]) -> tuple[Any, Plan]:
     """Return what makes the plan's features, if any, and the plan for rows that are features."""
-    model = plan.model
-    lens = features.build(model.features, shape, model.cell, model.upright, model.colours)
-    keys = ("features", "cell", "upright", "colours") if model.features is not None else ()
-    return lens, plan.replace(**{f"model.{key}": None for key in keys})
+    lens = build_lens(shape, dict(plan.model))
+    if lens is None:
+        return None, plan
+    changes: dict[str, Any] = {f"model.{key}": None for key in KEYS}
+    if plan.model.name == LEAST_SQUARES:
+        changes["model.norm"] = NORM  # of features; of other rows the plan says it
+    return lens, plan.replace(**changes)
 
 
 def _keep_finite(value: float) -> float | None:
@@ -627,7 +634,7 @@ class _Search:
             complete = False
         best = trials.choose_best(finalists, seeds)
         if is_made_up:
-            error = trials.done[encode_setting(best), seeds[0]].estimate_error(trials.rows.choosing)
+            error = trials.done[encode_setting(best), seeds[0]].estimate_error(trials.rows)
             near = trials.average_accuracy(best, seeds) - error
             best = default if trials.average_accuracy(default, seeds) >= near else best
         return ChosenSetting(best, seeds, complete)

@@ -281,7 +281,7 @@ def _is_allowed(plan: Plan, changes: Changes, keep: Sequence[str], shape: tuple[
     if is_steered and not steered and plan.data.validation == 0:
         return False  # the test rows would decide the number of rounds
     cells = min(shape[:2]) / (changed.model.cell or 1) if len(shape) >= 2 else 0
-    if changed.model.features is not None and not 3 <= cells <= 10:
+    if changed.model.features == "hog" and not 3 <= cells <= 10:
         return False  # histograms need a picture of so many cells: neither more nor less
     return any(_get_value(plan, key) != value for key, value in changes.items() if key != ROUNDS)
 

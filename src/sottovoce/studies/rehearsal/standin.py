@@ -412,7 +412,7 @@ class StandIn:
     test: Pair
     shape: tuple[int, ...]
     classes: int
-    sources: int | None = None  # the number of different pictures behind the rows that tell
+    sources: int | None = None  # different pictures or persons behind the rows that tell
     origin: str = "made"  # made | published | said (to be public) | own (the plan's); see `Cost`
     name: str = ""  # of public rows, as the user gave it
     person: Persons = None  # of the rows to train on, where persons are protected
@@ -610,6 +610,7 @@ def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generat
         shape=shape,
         classes=classes,
         person=_number(person[training]) if plan.rows_per_person else None,
+        sources=None if ids is None else min(map(len, groups[1:])),
         target=target,
     )
 
