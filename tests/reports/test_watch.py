@@ -179,6 +179,14 @@ def test_a_damaged_run_spoils_no_other(tmp_path):
         page.render("run", {"name": ["../good"]})
 
 
+@pytest.mark.parametrize(("inside", "named"), [("run", "."), ("run/audit", "..")])
+def test_a_run_has_its_name_wherever_one_stands(tmp_path, monkeypatch, inside, named):
+    write_run(tmp_path / "run", record=RECORD)
+    (tmp_path / inside).mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / inside)
+    assert statuses(Path(named)) == {"run": "finished"}
+
+
 def test_the_budget_left_is_that_of_clients_that_disclose_it(tmp_path):
     """A hidden budget stands in a checkpoint as a full one, which nobody may be told."""
     folder = write_run(tmp_path / "run", rounds=RECORD["rounds"][:3])

@@ -192,7 +192,8 @@ class RunsFolder:
     """The runs of a folder, each read again only when one of its files has changed."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        # A run is known by the name of its folder, which "." and ".." do not have.
+        self.folder = folder.resolve() if folder.name in ("", "..") else folder
         self.version = 0  # grows with every change that a page could show
         self._runs: dict[str, tuple[tuple[Any, ...], FollowedRun]] = {}
         self._whole: dict[str, tuple[tuple[Any, ...], FollowedRun]] = {}  # with all rounds

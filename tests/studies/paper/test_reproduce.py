@@ -243,6 +243,16 @@ def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_numbers(digits, tmp_p
     assert first["cells"] == second["cells"]
 
 
+@pytest.mark.parametrize(
+    ("out", "told"), [(".", "."), ("my results", "'my results'"), ("a/b", "b")]
+)
+def test_the_command_of_a_figure_can_be_typed_again(out, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reproduce.reproduce(["fig2"], quick=True, out=out, quiet=True)
+    written = json.loads((tmp_path / out / "fig2.json").read_text("utf-8"))
+    assert written["command"] == f"sottovoce reproduce fig2 --quick --out {told}"
+
+
 @pytest.mark.slow
 def test_a_finished_figure_is_drawn_again_without_training_and_without_jax(digits, tmp_path):
     out = tmp_path / "out"

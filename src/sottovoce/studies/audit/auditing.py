@@ -268,7 +268,7 @@ def load_target(path: Path | None) -> Target:
     ((143, 64), 32, 8.0)
     """
     if path is not None and path.is_dir():
-        plan, name = Plan(**Record.read(path).plan), path.name
+        plan, name = Plan(**Record.read(path).plan), path.resolve().name
     else:
         plan, name = Plan.load(path, []), "the embedded plan" if path is None else path.name
     if plan.data.name == "arrays":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -287,9 +288,8 @@ def reproduce(
     """
     wanted, out = choose_figures(names), Path(out)
     folder = _open_folder(out, quick)
-    command = " ".join(
-        ["sottovoce reproduce", *names, *(["--quick"] if quick else []), f"--out {out.name}"]
-    )
+    words = ["sottovoce", "reproduce", *names, *["--quick"] * quick]
+    command = shlex.join([*words, "--out", out.name or str(out)])
     began = time.monotonic()
     show = ProgressLine(sys.stderr, quiet=quiet)
     sweeps = [figure for figure in wanted if figure.kind != "moments"]

@@ -94,10 +94,11 @@ def explain_choices(
     show = partial(format_gain, trials[0].metric)
     by_setting, reasons = group_trials(trials), {}
     averages = (seeds, f"mean of {len(seeds)} seeds"), (seeds[:1], "first seed")
+    averages = averages if len(seeds) > 1 else averages[1:]
     knobs: list[Ladder | Fork] = [*space.ladders, *space.forks]
     for knob in knobs:
         groups, alone = [], True
-        for some, name in averages[: len(seeds)]:
+        for some, name in averages:
             means = [
                 (next(iter(by.values())).setting, statistics.fmean(by[s].value for s in some))
                 for by in by_setting.values()
