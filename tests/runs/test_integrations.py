@@ -15,6 +15,7 @@ from sottovoce.cli import commands
 from sottovoce.errors import InputError
 from sottovoce.plan import Plan
 from sottovoce.runs import integrations
+from sottovoce.runs.trained import load
 from sottovoce.simulation.simulate import simulate
 
 pytestmark = pytest.mark.slow  # seconds of CPU in all; left out of the editing loop
@@ -72,6 +73,24 @@ def ask(run, x):
 def compare(run, found):
     expected = ask(run, X)
     np.testing.assert_allclose(np.asarray(found).reshape(expected.shape), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["softmax", "least-squares"])
+def test_a_run_of_persons_is_exported_before_it_is_read_back_as_after(name, tmp_path):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(600, 4)).astype(np.float32)
+    norm = {"norm": 2.0} if name == "least-squares" else {}
+    data = {"name": "arrays", "clients": 2, "validation": 20, "test": 20}
+    plan = Plan(
+        data=data,
+        model={"name": name, **norm},
+        local={"unit": "person"},
+        rounds={"schedule": "fixed", "rounds": 1},
+    )
+    rows = x, (x[:, 0] > 0).astype(int)
+    run = simulate(plan, data=rows, person=np.arange(600) // 3, seed=1, out=tmp_path / "run")
+    pair = [integrations.list_layers(found, "torch") for found in (run, load(tmp_path / "run"))]
+    np.testing.assert_array_equal(*(layers.weights[0] for layers in pair))
 
 
 @need("safetensors")

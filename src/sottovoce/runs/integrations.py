@@ -191,8 +191,8 @@ def list_layers(run: Trained, to: str) -> Layers:
         raise InputError.of(f"model.{what}", plan[what], f"{bound} for an export to {to}", remedy)
     if plan["name"] == "svm":  # one score s stands for the logits 0 and s
         params = {"w": np.stack([0 * params["w"], params["w"]], 1), "b": np.stack([0, params["b"]])}
-    if isinstance(run.model, LeastSquares):  # its parameters are moments
-        solved = run.model.solve(params[PARAMETER], np)
+    if isinstance(model := run.model.code, LeastSquares):  # its parameters are moments
+        solved = model.solve(params[PARAMETER], np)
         params = {"w": solved[:-1], "b": solved[-1]}
     names = ("1", "2") if plan["name"] == "mlp" else ("",)
     weights, biases = [params[f"w{n}"] for n in names], [params[f"b{n}"] for n in names]
