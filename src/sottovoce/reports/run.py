@@ -44,7 +44,7 @@ from sottovoce.reports.pages import (
     render_page,
 )
 from sottovoce.reports.progress import SIMULATED, find_multiplier
-from sottovoce.runs.record import AGAIN, ClientEntry, Fairness, MetricEntry, Record, RoundEntry
+from sottovoce.runs.record import AGAIN, ClientEntry, MetricEntry, Record, RoundEntry
 from sottovoce.schemas import GuaranteeEntry
 
 IN_SIMULATION_ONLY = (
@@ -88,7 +88,6 @@ class CheckedRun:
     next_horizon: NDArray[np.int64]
     triggers: NDArray[np.int64]  # rounds done when the horizon shrank
     sigma: Floats  # one row a round: least, median, most
-    fairness: dict[str, Any]
     confusion: NDArray[np.int64] | None  # [true class, class it was taken for]
     clients: Clients | None
     who: list[dict[str, Any]]  # who the clients of a federation are; empty in simulation
@@ -104,50 +103,52 @@ class CheckedRun:
         sottovoce.errors.RunError: record.json must have schema "sottovoce.record/1", got \
 'something else'; use the version of sottovoce that wrote it
         """
-        parsed = record if isinstance(record, Record) else Record.parse(record)
+        record = record if isinstance(record, Record) else Record.parse(record)
+        trace = trace or {}
         with _refuse_damage():
-            return cls._convert(parsed, dict(trace or {}))
-
-    @classmethod
-    def _convert(cls, record: Record, trace: dict[str, Any]) -> Self:
-        rounds, guarantee = record.rounds, record.guarantee or _replace_guarantee(record)
-        if odd := [name for name in trace if np.asarray(trace[name]).dtype.kind not in "fiu"]:
-            raise ValueError(f"{odd[0]} of trace.npz holds no numbers")
-        epsilon, delta = guarantee["epsilon"], guarantee["delta"]
-        if record.guarantee is not None and not (1e-6 <= epsilon <= 1e13 and 0 < delta < 1):
-            raise ValueError(f"({epsilon}, {delta}) is no (ε, δ)")
-        clients = _convert_clients(record.clients, trace)
-        if clients is not None:
-            _check_shapes(rounds, trace, len(clients.samples))
-        confusion = np.array(record.result.get("confusion", np.zeros((0, 0))), dtype=np.int64)
-        if confusion.ndim != 2 or confusion.shape[0] != confusion.shape[1]:
-            raise ValueError(f"the confusion matrix has shape {confusion.shape}")
-        states, spreads = [record.initial, *rounds], [entry["sigma"] for entry in rounds]
-        horizon = np.array([entry["horizon"] for entry in rounds], np.int64)
-        # The rule is applied after the last round too, where it may end below the rounds done.
-        next_horizon = np.array([max(e["next_horizon"], e["t"] + 1) for e in rounds], np.int64)
-        planned = record.plan["rounds"].get("rounds")
-        if not isinstance(planned, int):
-            planned = int(horizon[0]) if rounds else 0
-        return cls(
-            record=record,
-            guarantee=guarantee,
-            disclosed=record.guarantee is not None,
-            loss=_column(states, "validation_loss"),
-            accuracy=_column(states, "validation_accuracy"),
-            score=_restore_scores(record),
-            used=len(rounds),
-            planned=planned,
-            horizon=horizon,
-            next_horizon=next_horizon,
-            triggers=np.flatnonzero(next_horizon < horizon) + 1,
-            sigma=np.stack([_column(spreads, key) for key in ("min", "median", "max")], axis=1),
-            fairness=_convert_fairness(record.result.get("fairness")),
-            confusion=confusion if confusion.size else None,
-            clients=clients,
-            who=_identify_clients(record.clients, rounds),
-            trace=trace,
-        )
+            rounds, guarantee = record.rounds, record.guarantee or _replace_guarantee(record)
+            if odd := [name for name in trace if np.asarray(trace[name]).dtype.kind not in "fiu"]:
+                raise ValueError(f"{odd[0]} of trace.npz holds no numbers")
+            epsilon, delta = guarantee["epsilon"], guarantee["delta"]
+            if record.guarantee is not None and not (1e-6 <= epsilon <= 1e13 and 0 < delta < 1):
+                raise ValueError(f"({epsilon}, {delta}) is no (ε, δ)")
+            clients = _convert_clients(record.clients, trace)
+            many = None if clients is None else len(clients.samples)
+            if many and any(max(e.get("cohort", ()), default=0) >= many for e in rounds):
+                raise ValueError(f"a cohort names a client beyond the {many} there are")
+            for name in {"sigma", "mu2"} & trace.keys() if many else ():
+                if (found := np.shape(trace[name])) != (len(rounds), many):
+                    raise ValueError(
+                        f"{name} of trace.npz has shape {found}, not {len(rounds), many}"
+                    )
+            confusion = np.array(record.result.get("confusion", np.zeros((0, 0))), dtype=np.int64)
+            if confusion.ndim != 2 or confusion.shape[0] != confusion.shape[1]:
+                raise ValueError(f"the confusion matrix has shape {confusion.shape}")
+            states, spreads = [record.initial, *rounds], [entry["sigma"] for entry in rounds]
+            horizon = np.array([entry["horizon"] for entry in rounds], np.int64)
+            # The rule is applied after the last round too, where it may end below the rounds done.
+            next_horizon = np.array([max(e["next_horizon"], e["t"] + 1) for e in rounds], np.int64)
+            planned = record.plan["rounds"].get("rounds")
+            if not isinstance(planned, int):
+                planned = int(horizon[0]) if rounds else 0
+            return cls(
+                record=record,
+                guarantee=guarantee,
+                disclosed=record.guarantee is not None,
+                loss=_column(states, "validation_loss"),
+                accuracy=_column(states, "validation_accuracy"),
+                score=_restore_scores(record),
+                used=len(rounds),
+                planned=planned,
+                horizon=horizon,
+                next_horizon=next_horizon,
+                triggers=np.flatnonzero(next_horizon < horizon) + 1,
+                sigma=np.stack([_column(spreads, key) for key in ("min", "median", "max")], axis=1),
+                confusion=confusion if confusion.size else None,
+                clients=clients,
+                who=_identify_clients(record.clients, rounds),
+                trace=trace,
+            )
 
     def charges(self) -> Iterator[Floats] | None:
         """What every client was charged (μ²), round by round; None without a trace.
@@ -242,30 +243,6 @@ def read_run(folder: Path) -> CheckedRun:
             f"course of the fuel, or {AGAIN}"
         ) from error
     return CheckedRun.of(record, trace)
-
-
-def _check_shapes(rounds: list[RoundEntry], trace: Mapping[str, Any], many: int) -> None:
-    """Refuse a client beyond those there are, and a trace of other rounds or clients."""
-    if any(max(entry.get("cohort", ()), default=0) >= many for entry in rounds):
-        raise ValueError(f"a cohort names a client beyond the {many} there are")
-    for name in {"sigma", "mu2"} & trace.keys():
-        if (found := np.shape(trace[name])) != (len(rounds), many):
-            raise ValueError(f"{name} of trace.npz has shape {found}, not {len(rounds), many}")
-
-
-def _convert_fairness(fairness: Fairness | None) -> dict[str, Any]:
-    """Return accuracy by client and by budget, or why it is not shown; {} if nothing is said."""
-    if fairness is None:
-        return {}
-    if not fairness["shown"]:
-        return {"why": fairness["why"]}
-    spread: Mapping[str, Any] = fairness["accuracy"]
-    return {
-        "clients": fairness["clients"],
-        "spread": [spread[key] for key in ("min", "q1", "median", "q3", "max")],
-        "groups": fairness["by_budget"],
-        "by_client": fairness.get("by_client", []),
-    }
 
 
 def _convert_clients(entries: list[ClientEntry] | None, trace: Mapping[str, Any]) -> Clients | None:
@@ -698,7 +675,7 @@ def _list_results(run: CheckedRun) -> list[list[str]]:
             *_format_pair(run.record.result["headline"]["metric"], entry),
             format_percent(entry["accuracy"]),
         ]
-        for entry in run.fairness.get("by_client", ())
+        for entry in run.record.result.get("fairness", {}).get("by_client", ())
     ]
 
 

@@ -115,7 +115,7 @@ class FollowedRun:
             return "hidden" if guarantee is None else format_ceiling(guarantee["epsilon"])
         privacy = self.plan.get("privacy", {})
         asked = privacy.get("epsilon")
-        if self.names or privacy.get("clients") or privacy.get("calibration") == "paper":
+        if self.names or privacy.get("calibration") == "paper":
             return "–"  # clients have budgets of their own, or what is asked for does not hold
         asked = max(asked, default=None) if isinstance(asked, list) else asked
         return format_ceiling(asked) if isinstance(asked, int | float) else "–"

@@ -155,6 +155,17 @@ def test_the_page_counts_the_uploads_of_every_client(rendered):
     assert f"scores {min(counts)} to {max(counts)} real uploads" in text
 
 
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [("record", "one record"), ("person", "one person"), ("client", "all rows of a client")],
+)
+def test_the_page_names_what_the_two_datasets_differ_in(unit, said, rendered):
+    target = example().target
+    target = replace(target, recipe=replace(target.recipe, unit=unit))
+    text = " ".join(rendered(replace(example(), target=target)).split())
+    assert f"A server that knows both candidates for {said}, and may send any model" in text
+
+
 def test_the_verdict_follows_the_measurements(tmp_path, monkeypatch, capsys, rendered):
     assert example().verdict.startswith("Nothing measured contradicts the promise")
     assert "Theorem 1 of the paper claims ε = 20" in example().judgement

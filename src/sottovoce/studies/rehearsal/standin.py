@@ -179,6 +179,8 @@ def make_rows(
     >>> x.shape, float(x.min()), float(x.max()) <= 1, 0.3 < y.mean() < 0.7
     ((500, 103), 0.0, True, np.True_)
     """
+    from scipy.special import softmax
+
     if not fields:
         raise InputError(
             "the plan declares no columns to make rows from; list them in data.columns, or give "
@@ -196,21 +198,16 @@ def make_rows(
         targets = np.sqrt(EXPLAINED) * scores[:, 0] + noise
         middle = 2 * rng.uniform(*MIDDLE) - 1
         return x, np.clip(middle + SPREAD * targets, -1, 1).astype(np.float32)
-    chances = _compute_chances(scores)
-    if shares:
-        chances = _match_shares(chances, np.asarray(shares))
+    # softmax(s·scores) with the s at which the likeliest class is right with BEST.
+    s = _bisect(lambda s: softmax(s * scores, axis=1).max(axis=1).mean(), BEST, 1e-3, 1e3, 40)
+    chances = np.asarray(softmax(s * scores, axis=1))
+    for _ in range(60 if shares else 0):  # find each class's intercept that gives it its share
+        chances = chances * (np.asarray(shares) / chances.mean(axis=0))
+        chances = chances / chances.sum(axis=1, keepdims=True)
     draw = rng.random((rows, 1))
     y = np.minimum((np.cumsum(chances, axis=1) < draw).sum(axis=1), classes - 1)
     y[: min(classes, rows)] = np.arange(min(classes, rows))  # every class occurs
     return x, y.astype(np.int32)
-
-
-def _compute_chances(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return softmax(s·scores) with the s at which the likeliest class is right with BEST."""
-    from scipy.special import softmax
-
-    low = _bisect(lambda s: softmax(s * scores, axis=1).max(axis=1).mean(), BEST, 1e-3, 1e3, 40)
-    return np.asarray(softmax(low * scores, axis=1))
 
 
 def _bisect(
@@ -221,14 +218,6 @@ def _bisect(
         middle = math.sqrt(low * high)
         low, high = (middle, high) if rise(middle) < wanted else (low, middle)
     return low
-
-
-def _match_shares(chances: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the chances with an intercept for each class that gives it its share of the rows."""
-    for _ in range(60):
-        chances = chances * (shares / chances.mean(axis=0))
-        chances = chances / chances.sum(axis=1, keepdims=True)
-    return chances
 
 
 def _draw_column(
