@@ -312,7 +312,7 @@ def test_a_damaged_figure_is_one_sentence(name, tmp_path):
         for read in (
             outcomes.read_runs,
             outcomes.judge_folder,
-            lambda folder: _open_folder(folder, True),
+            lambda folder: _open_folder(folder, True).__enter__(),
         ):
             try:
                 read(tmp_path)

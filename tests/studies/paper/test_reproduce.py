@@ -17,6 +17,7 @@ import pytest
 from markupsafe import Markup
 
 import sottovoce.studies.paper
+from sottovoce.data import files
 from sottovoce.errors import DataError, InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.reports import charts
@@ -241,6 +242,16 @@ def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_numbers(digits, tmp_p
     assert len(trained) == 3 * 2 * 2 * 2 - 5  # T × ε × variants × seeds, less what was there
     first, second = (json.loads((f / "digits.json").read_text("utf-8")) for f in (whole, parts))
     assert first["cells"] == second["cells"]
+
+
+def test_one_process_at_a_time_writes_into_a_folder(tmp_path, monkeypatch):
+    """Two that wrote one file at the same time would take it from each other."""
+    monkeypatch.setattr(files, "HOLD_SECONDS", 0.0)
+    with files.hold_folder(tmp_path), pytest.raises(RunError, match="goes on in another process"):
+        reproduce.reproduce(["fig2"], quick=True, out=tmp_path, quiet=True)
+    with files.hold_folder(tmp_path), pytest.raises(RunError, match="goes on in another process"):
+        reproduce.reproduce_study("horizon", quick=True, out=tmp_path, quiet=True)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

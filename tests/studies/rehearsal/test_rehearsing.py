@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from sottovoce import Plan, rehearse, simulate
-from sottovoce.data import datasets
+from sottovoce.data import datasets, files
 from sottovoce.data.federated import Given
 from sottovoce.errors import InputError, PlanError, RunError
 from sottovoce.privacy import calibration
@@ -236,6 +236,12 @@ def test_a_folder_begun_with_another_plan_is_refused(tmp_path):
         rehearse(other, runs=45, keep=KEEP, out=folder, resume=True, samples=8000)
     with pytest.raises(InputError, match="out must be a new or empty folder"):
         rehearse(table_plan(), runs=45, keep=KEEP, out=folder)
+
+
+def test_one_process_at_a_time_rehearses_in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "HOLD_SECONDS", 0.0)
+    with files.hold_folder(tmp_path), pytest.raises(RunError, match="goes on in another process"):
+        rehearse(table_plan(), minutes=1e-6, out=tmp_path)
 
 
 @pytest.mark.slow

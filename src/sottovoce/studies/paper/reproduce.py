@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -19,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln, logsumexp
 
 from sottovoce.data import datasets
-from sottovoce.data.files import write_file
+from sottovoce.data.files import hold_folder, write_file
 from sottovoce.errors import DataError, InputError, RunError
 from sottovoce.privacy.gaussian import Floats
 from sottovoce.privacy.sensitivity import Recipe
@@ -287,37 +288,36 @@ def reproduce(
     set is missing its figures are left out, the others are made, and then the error says which.
     """
     wanted, out = choose_figures(names), Path(out)
-    folder = _open_folder(out, quick)
     words = ["sottovoce", "reproduce", *names, *["--quick"] * quick]
     command = shlex.join([*words, "--out", out.name or str(out)])
-    began = time.monotonic()
-    show = ProgressLine(sys.stderr, quiet=quiet)
+    began, show = time.monotonic(), ProgressLine(sys.stderr, quiet=quiet)
     sweeps = [figure for figure in wanted if figure.kind != "moments"]
-    progress = partial(_show_progress, show)
-    absent = run_missing(sweeps, quick=quick, folder=folder, progress=progress, on=on)
-    show.close()
-    runs = outcomes.read_runs(folder)
-    skipped = []
-    for figure in wanted:
-        if figure.moments is not None:
-            panels = compute_moments(figure.moments)
-            result = Result(figure, quick, command=command, moments=panels)
-        elif not list_missing(figure, quick, runs):
-            result = outcomes.gather_result(figure, quick, runs, command)
-        else:
-            skipped.append(figure.name)
-            continue
-        result.save(folder)
-        drawing = draw_file(list_pictures(result))
-        write_file(folder / f"{figure.name}.svg", drawing.encode())
-    outcomes.end_journal(folder, outcomes.read_finished(folder))
-    write_page(folder)
+    progress, skipped = partial(_show_progress, show), []
+    with _open_folder(out, quick) as folder:
+        absent = run_missing(sweeps, quick=quick, folder=folder, progress=progress, on=on)
+        show.close()
+        runs = outcomes.read_runs(folder)
+        for figure in wanted:
+            if figure.moments is not None:
+                panels = compute_moments(figure.moments)
+                result = Result(figure, quick, command=command, moments=panels)
+            elif not list_missing(figure, quick, runs):
+                result = outcomes.gather_result(figure, quick, runs, command)
+            else:
+                skipped.append(figure.name)
+                continue
+            result.save(folder)
+            drawing = draw_file(list_pictures(result))
+            write_file(folder / f"{figure.name}.svg", drawing.encode())
+        outcomes.end_journal(folder, outcomes.read_finished(folder))
+        write_page(folder)
+        all_judged = judge_folder(folder)
     if not quiet:
         made = f"{len(wanted) - len(skipped)} figures in {time.monotonic() - began:.0f} s"
         print(made, file=sys.stderr, flush=True)
     if skipped:
         raise DataError(f"{', '.join(skipped)} could not be made: {' '.join(absent)}")
-    return [one for one in judge_folder(folder) if one.figure.name in {f.name for f in wanted}]
+    return [one for one in all_judged if one.figure.name in {f.name for f in wanted}]
 
 
 def reproduce_study(
@@ -330,15 +330,13 @@ def reproduce_study(
     on: str | Executor | None = None,
 ) -> Path:
     """Make `out/frontier` or `out/horizon` (`only` some panels): what is there is not run again."""
-    folder, show = _open_folder(out, quick), ProgressLine(sys.stderr, quiet=quiet)
+    show = ProgressLine(sys.stderr, quiet=quiet)
     run = partial(train, progress=partial(_show_progress, show), on=on)
-    try:
+    with _open_folder(out, quick) as folder, closing(show):
         if name == frontier.NAME:
             frontier.reproduce(quick=quick, out=folder, train=run)
         else:
             horizon.reproduce(quick=quick, only=only, out=folder, train=run)
-    finally:
-        show.close()
     return folder / name
 
 
@@ -386,8 +384,12 @@ def load_finished(folder: Path) -> list[Judged]:
     return all_judged
 
 
-def _open_folder(out: Path, quick: bool) -> Path:
-    """Make the folder if need be; refuse one with quick results for full ones, and vice versa."""
+@contextmanager
+def _open_folder(out: Path, quick: bool) -> Iterator[Path]:
+    """Make the folder if need be, and be the only process that writes into it.
+
+    One with quick results is refused for full ones, and vice versa.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -401,7 +403,8 @@ def _open_folder(out: Path, quick: bool) -> Path:
                 kind = "quick" if is_quick else "full"
                 remedy = f"{path.relative_to(out)} there is {kind}: name another folder"
                 raise InputError.of("--out", str(out), f"a folder without {kind} results", remedy)
-    return out
+    with hold_folder(out):
+        yield out
 
 
 def _show_progress(line: ProgressLine, done: int, total: int) -> None:

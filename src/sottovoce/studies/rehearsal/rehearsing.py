@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import numpy as np
 
 from sottovoce._version import __version__
-from sottovoce.data.files import require_empty, write_file
+from sottovoce.data.files import hold_folder, require_empty, write_file
 from sottovoce.errors import InputError, RunError
 from sottovoce.models.metrics import GAINS
 from sottovoce.plan import Plan
@@ -535,52 +535,57 @@ def rehearse(
         raise InputError("--keep leaves nothing to choose; keep fewer keys")
     import jax
 
-    earlier: list[Trial] = []
-    place = jax.default_backend() if on is None else "ray" if isinstance(on, str) else "an executor"
-    sittings = [sitting := {"version": __version__, "backend": place}]
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        head = {
-            "schema": SCHEMA,
-            "plan": plan.to_dict(),
-            "stand-in": rows.fingerprint(),
-            "seed": seed,
-            "keep": sorted(keep),
-            "federation": [len(real), sum(real), factor],  # --clients, --samples
-        }
-        earlier, sittings = read_trials(folder, head, sitting)
-    trials = Trials(
-        space, stage, rows, limit=runs, minutes=minutes, folder=folder, known=earlier, told=told
-    )
-    if told is not None:
-        told(trials)
-    with open_executor(on) as trials.on, redirect_stdout(sys.stderr):  # Ray prints of lost workers
-        choice = search_settings(space, trials, seed)
-        fresh, unnoised = trials.run_fresh_seeds(choice.setting, choose_seeds(seed)[1])
-    tested = count_test_rows(plan, real)
-    prediction = predict_run(fresh, rows.telling, tested, unnoised, len(rows.test[1]))
-    done = trials.list_trials()
-    reasons = explain_choices(space, choice.setting, done, choice.seeds)
-    provenance = describe_provenance(rows, reasons, len(done))
-    result = Rehearsal(
-        plan=space.apply_setting(choice.setting).replace(rehearsed=provenance),
-        given=plan,
-        space=space,
-        setting=choice.setting,
-        rows=rows,
-        factor=factor,
-        prediction=prediction,
-        reasons=reasons,
-        theory=trials.estimate_theory(choice.setting, choice.seeds[0]),
-        trials=tuple(done),
-        seeds=choice.seeds,
-        complete=choice.complete,
-        seed=seed,
-        sittings=tuple(sittings),
-    )
-    if folder is not None:
-        write_rehearsal(result, folder)
-    return result
+    with hold_folder(folder):
+        if folder is not None and not resume:
+            require_empty(folder)  # another rehearsal may have begun there meanwhile
+        earlier: list[Trial] = []
+        place = (
+            jax.default_backend() if on is None else "ray" if isinstance(on, str) else "an executor"
+        )
+        sittings = [sitting := {"version": __version__, "backend": place}]
+        if folder is not None:
+            head = {
+                "schema": SCHEMA,
+                "plan": plan.to_dict(),
+                "stand-in": rows.fingerprint(),
+                "seed": seed,
+                "keep": sorted(keep),
+                "federation": [len(real), sum(real), factor],  # --clients, --samples
+            }
+            earlier, sittings = read_trials(folder, head, sitting)
+        trials = Trials(
+            space, stage, rows, limit=runs, minutes=minutes, folder=folder, known=earlier, told=told
+        )
+        if told is not None:
+            told(trials)
+        # Ray prints of lost workers.
+        with open_executor(on) as trials.on, redirect_stdout(sys.stderr):
+            choice = search_settings(space, trials, seed)
+            fresh, unnoised = trials.run_fresh_seeds(choice.setting, choose_seeds(seed)[1])
+        tested = count_test_rows(plan, real)
+        prediction = predict_run(fresh, rows.telling, tested, unnoised, len(rows.test[1]))
+        done = trials.list_trials()
+        reasons = explain_choices(space, choice.setting, done, choice.seeds)
+        provenance = describe_provenance(rows, reasons, len(done))
+        result = Rehearsal(
+            plan=space.apply_setting(choice.setting).replace(rehearsed=provenance),
+            given=plan,
+            space=space,
+            setting=choice.setting,
+            rows=rows,
+            factor=factor,
+            prediction=prediction,
+            reasons=reasons,
+            theory=trials.estimate_theory(choice.setting, choice.seeds[0]),
+            trials=tuple(done),
+            seeds=choice.seeds,
+            complete=choice.complete,
+            seed=seed,
+            sittings=tuple(sittings),
+        )
+        if folder is not None:
+            write_rehearsal(result, folder)
+        return result
 
 
 def describe_provenance(rows: StandIn, keys: Iterable[str], federations: int) -> str:
