@@ -200,7 +200,7 @@ def test_resume_goes_on_to_the_very_same_plan(stop, tmp_path, finished, rehearse
 
     folder = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        rehearse(table_plan(), runs=45, keep=KEEP, out=folder, told=stopping)
+        rehearse(table_plan(), runs=45, keep=KEEP, out=folder, on_trial=stopping)
     begun = (folder / JOURNAL).read_text("utf-8").splitlines()
     lines = (finished / JOURNAL).read_text("utf-8").splitlines()
     assert len(begun) == 2
@@ -209,7 +209,12 @@ def test_resume_goes_on_to_the_very_same_plan(stop, tmp_path, finished, rehearse
     (folder / JOURNAL).write_text("\n".join([*begun, *lines[2 : stop + 1], killed]), "utf-8")
     ran = []
     found = rehearse(
-        table_plan(), runs=45, keep=KEEP, out=folder, resume=True, told=lambda t: ran.append(t.ran)
+        table_plan(),
+        runs=45,
+        keep=KEEP,
+        out=folder,
+        resume=True,
+        on_trial=lambda t: ran.append(t.ran),
     )
     assert len(ran) == len(rehearsed.trials) - stop + 1  # once before the first
     assert without_times(found) == without_times(rehearsed)
@@ -223,7 +228,7 @@ def test_a_folder_begun_with_another_plan_is_refused(tmp_path):
 
     folder = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        rehearse(table_plan(), runs=45, keep=KEEP, out=folder, told=stopping)
+        rehearse(table_plan(), runs=45, keep=KEEP, out=folder, on_trial=stopping)
     with pytest.raises(RunError, match="was begun with another plan; resume with the same"):
         rehearse(
             table_plan(**{"privacy.epsilon": 1.0}), runs=45, keep=KEEP, out=folder, resume=True
@@ -231,7 +236,7 @@ def test_a_folder_begun_with_another_plan_is_refused(tmp_path):
     other = table_plan(**{"data.samples": None})
     folder = tmp_path / "larger"
     with pytest.raises(KeyboardInterrupt):
-        rehearse(other, runs=45, keep=KEEP, out=folder, told=stopping, samples=4000)
+        rehearse(other, runs=45, keep=KEEP, out=folder, on_trial=stopping, samples=4000)
     with pytest.raises(RunError, match="was begun with another federation; resume with the same"):
         rehearse(other, runs=45, keep=KEEP, out=folder, resume=True, samples=8000)
     with pytest.raises(InputError, match="out must be a new or empty folder"):

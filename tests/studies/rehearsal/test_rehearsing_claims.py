@@ -367,7 +367,10 @@ def test_the_minutes_hold_with_what_is_promised_at_the_end(clock):
     plan = Plan(data=TABLE | {"clients": 5, "samples": 60}, model={"name": "softmax"})
     left = []
     found = rehearse(
-        plan, minutes=1, runs=1000, told=lambda t: left.append(t.estimate_seconds_left() + clock[0])
+        plan,
+        minutes=1,
+        runs=1000,
+        on_trial=lambda t: left.append(t.estimate_seconds_left() + clock[0]),
     )
     assert 55 <= clock[0] <= 60
     assert {t.stage for t in found.trials} >= {"finalists", "prediction", "without noise"}
@@ -376,7 +379,7 @@ def test_the_minutes_hold_with_what_is_promised_at_the_end(clock):
 
 def test_something_is_told_before_the_first_federation(clock):
     ran = []
-    rehearse(Plan(), minutes=1e-6, told=lambda t: ran.append((t.ran, clock[0])))
+    rehearse(Plan(), minutes=1e-6, on_trial=lambda t: ran.append((t.ran, clock[0])))
     assert ran[:2] == [(0, 0.0), (1, 1.0)]
 
 

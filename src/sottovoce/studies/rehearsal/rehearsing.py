@@ -392,7 +392,7 @@ class Rehearsal:
         return [best, *sorted(full.values(), reverse=True)]
 
     def describe_doubt(self) -> str:
-        """Say how precise the choice is, and whether the best two settings could be told apart."""
+        """Say how precise the choice is, and whether the best two settings can be told apart."""
         rows, finalists = self.rows.choosing, self.finalists
         show = partial(format_difference, self.baseline.metric)
         what = "an accuracy" if self.metric == "accuracy" else f"the {self.metric}"
@@ -500,7 +500,7 @@ def rehearse(
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
-    told: Callable[[Trials], None] | None = None,
+    on_trial: Callable[[Trials], None] | None = None,
     on: str | Executor | None = None,
 ) -> Rehearsal:
     """Choose T₀, η, C, schedule, weights, model and features for a plan without its data.
@@ -508,7 +508,7 @@ def rehearse(
     Whole private federations like the plan's are run on a stand-in (`public` rows, or what the
     kind of data allows), with the noise that the plan's budgets need. `keep` names keys or sections
     that stay as they are. With `out` a folder is written; with `resume` the rehearsal in it is
-    continued. `told` is called before the first federation and after each; `on` is that of
+    continued. `on_trial` is called before the first federation and after each; `on` is that of
     `simulate_many`.
     """
     plan = Plan.load() if plan is None else plan
@@ -554,10 +554,17 @@ def rehearse(
             }
             earlier, sittings = read_trials(folder, head, sitting)
         trials = Trials(
-            space, stage, rows, limit=runs, minutes=minutes, folder=folder, known=earlier, told=told
+            space,
+            stage,
+            rows,
+            limit=runs,
+            minutes=minutes,
+            folder=folder,
+            known=earlier,
+            on_trial=on_trial,
         )
-        if told is not None:
-            told(trials)
+        if on_trial is not None:
+            on_trial(trials)
         # Ray prints of lost workers.
         with open_executor(on) as trials.on, redirect_stdout(sys.stderr):
             choice = search_settings(space, trials, seed)
@@ -652,7 +659,7 @@ def run_command(
             minutes=minutes,
             out=folder,
             resume=resume,
-            told=partial(_show_progress, show),
+            on_trial=partial(_show_progress, show),
             **options,
         )
     except KeyboardInterrupt:

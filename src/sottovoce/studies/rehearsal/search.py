@@ -223,11 +223,11 @@ class Trials:
         minutes: float | None = None,
         folder: Path | None = None,
         known: Iterable[Trial] = (),
-        told: Callable[[Trials], None] | None = None,
+        on_trial: Callable[[Trials], None] | None = None,
     ) -> None:
-        """Begin with the trials `known` from earlier sessions; `told` is called after each one."""
+        """Begin with the trials `known` from earlier sessions; call `on_trial` after each one."""
         self.space, self.fitted, self.rows = space, fitted, rows
-        self.limit, self.minutes, self.folder, self.told = limit, minutes, folder, told
+        self.limit, self.minutes, self.folder, self.on_trial = limit, minutes, folder, on_trial
         self.done = {(encode_setting(trial.setting), trial.seed): trial for trial in known}
         self.asked: dict[Where, str] = {}  # → stage, in order
         self.began = time.monotonic()
@@ -404,8 +404,8 @@ class Trials:
             self.promised = max(0, self.promised - 1)
         if self.folder is not None:
             store.append_line(self.folder, asdict(trial))
-        if self.told is not None:
-            self.told(self)
+        if self.on_trial is not None:
+            self.on_trial(self)
 
     def _apply_setting(self, setting: Setting) -> Plan:
         changes = self.space.list_changes(setting)
