@@ -208,6 +208,15 @@ def test_metrics_stand_beside_what_a_constant_answer_scores(no_drawing):
     assert "above two standard errors of the difference" in page.text
 
 
+def test_the_reliability_names_the_class_whose_probabilities_it_has(no_drawing):
+    """Of two classes the rarer one, which may have no test row at all; of more the likeliest."""
+    record, trace = example(stop_after=2, measured=True)
+    record["result"]["curves"] = {"reliability": [[0.25, 0.0, 9.0]]}
+    for classes, said in ((2, "the class that no test row has"), (10, "the most likely class")):
+        record["model"] = {"shape": [64], "classes": classes, "parameters": 9}
+        assert f"Probabilities of {said} against" in Page(render_report(record, trace)).text
+
+
 def test_a_number_is_not_predicted_by_a_softmax():
     record, trace = example(stop_after=2)
     record["plan"]["model"] = {"name": "softmax", "loss": "squared"}

@@ -587,6 +587,8 @@ def _draw_curves(run: CheckedRun) -> list[tuple[str, str, str]]:
     if "curves" not in result:
         return []
     curves, subject = result["curves"], "the most likely class"
+    if run.record.model is not None and run.record.model["classes"] == 2:
+        subject = "the class that no test row has"  # unless both have rows
     lines: Mapping[str, Any] = {}
     if "positive" in curves:
         k = curves["positive"]

@@ -450,7 +450,7 @@ def _describe_round(entry: RoundEntry) -> str:
 
 
 def show_comparison(runs: RunsFolder, query: Query) -> dict[str, Any]:
-    """Return the chosen runs (or all that are over) with two of their values as axes."""
+    """Return the chosen runs, or all, with two of their values as axes."""
     every = runs.look()
     wanted = {*query.get("run", ())}
     chosen = [run for run in every if run.name in wanted] if wanted else every
@@ -466,6 +466,7 @@ def show_comparison(runs: RunsFolder, query: Query) -> dict[str, Any]:
     settings = [run.settings for run in chosen if run.plan]
     differing = [key for key in keys if len({found.get(key) for found in settings}) > 1]
     columns = list(dict.fromkeys([x, y, *differing[:8]]))
+    forms = {HELD: format_ceiling}  # no ε is shown smaller than it is
     curves = []
     for run in chosen[:MOST_DRAWN]:
         rounds = runs.read_whole(run.name).rounds
@@ -482,7 +483,13 @@ def show_comparison(runs: RunsFolder, query: Query) -> dict[str, Any]:
         "missing": len(chosen) - len(both),
         "columns": columns,
         "rows": [
-            (run, [_format_result(key, values[run.name].get(key)) for key in columns])
+            (
+                run,
+                [
+                    _format(values[run.name].get(key), forms.get(key, format_number))
+                    for key in columns
+                ],
+            )
             for run in chosen
         ],
         "curves": charts.plot("rounds done", curves),
@@ -495,13 +502,8 @@ def _choose(query: Query, name: str, known: Sequence[str], default: str) -> str:
     return found if found in known else default
 
 
-def _format_result(key: str, value: float | str | None) -> str:
-    """Return a value of a comparison; an ε that holds is rounded up."""
-    return format_ceiling(value) if key == HELD and not isinstance(value, str) else _format(value)
-
-
-def _format(value: float | str | None) -> str:
-    return value if isinstance(value, str) else format_number(math.nan if value is None else value)
+def _format(value: float | str | None, form: Callable[[float | None], str] = format_number) -> str:
+    return value if isinstance(value, str) else form(value)
 
 
 class BudgetField(NamedTuple):

@@ -180,7 +180,7 @@ class Layers(NamedTuple):
 
 
 def list_layers(run: Trained, to: str) -> Layers:
-    """Return the layers of a built-in model; refuse what is none, in one sentence."""
+    """Return the layers of a built-in model; refuse a model that has other parts."""
     plan, arrays = run.record["plan"]["model"], flatten_parameters(run.params)
     params = {name: np.asarray(leaf, np.float64) for name, leaf in arrays.items()}
     linear, norm = ("svm", "softmax", "mlp", LeastSquares.name), plan.get("norm")

@@ -368,7 +368,7 @@ class Record(BaseModel):
 
     @classmethod
     def parse(cls, values: object) -> Self:
-        """Return the record with this content; refuse, in one sentence, what is none.
+        """Return the record with this content; refuse other content in one sentence.
 
         Unknown keys are left out: a later version may write more.
 
@@ -562,10 +562,10 @@ def _list_clients(
 
 
 def require_private(federation: Federation, state: ServerState) -> None:
-    """Refuse to write a record whose noise does not bear out its books.
+    """Refuse to write the record of a run whose noise was too small for its debits.
 
-    Σ (Δ/σ)² over the rounds, recomputed from the trace, must not exceed what the tank booked, nor
-    that the capacity: if it does, something beside the tank has gone wrong.
+    Σ (Δ/σ)² over the rounds, recomputed from the trace, must not exceed the debits of the tank, and
+    these must not exceed its capacity: otherwise something beside the tank has gone wrong.
     """
     booked, alone = state.tank.spent_mu2, sum_alone(federation, state)
     honest, released = federation.terms.honest, alone

@@ -297,7 +297,7 @@ def gather_result(figure: Figure, quick: bool, runs: Runs, command: str) -> Resu
 
 
 def read_figure(path: Path) -> dict[str, Any]:
-    """Return the content of a figure's file; other JSON files are none and give nothing."""
+    """Return the content of a figure's file; of another JSON file nothing."""
     content = store.read_results(path, SCHEMA)
     if content:
         with store.refuse_damage(path):

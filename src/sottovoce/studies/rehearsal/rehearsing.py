@@ -93,8 +93,9 @@ def explain_choices(
     """
     show = partial(format_gain, trials[0].metric)
     by_setting, reasons = group_trials(trials), {}
-    averages = (seeds, f"mean of {len(seeds)} seeds"), (seeds[:1], "first seed")
-    averages = averages if len(seeds) > 1 else averages[1:]
+    averages = [(seeds[:1], "first seed")]
+    if len(seeds) > 1:
+        averages.insert(0, (seeds, f"mean of {len(seeds)} seeds"))
     knobs: list[Ladder | Fork] = [*space.ladders, *space.forks]
     for knob in knobs:
         groups, alone = [], True
