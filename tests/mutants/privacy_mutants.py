@@ -590,7 +590,7 @@ MUTANTS = [
          ('header.get("not_covered", ["insecure-transport"])', 'header.get("not_covered", [])')),
     _bug("counted classes that a resume forgets", "simulation.simulate",
          "tests/simulation/test_secure.py::test_classes_counted_before_a_stop_are_told_of_after_it",
-         ('header.get("not_covered", ())', "()")),
+         ('earlier.get("not_covered", ())', "()")),
     _bug("terms of today told of the past", "client.ledger",
          "tests/client/test_ledger.py::test_terms_tightened_after_a_release_are_not_told_of_the_past",
          ("for policy in (statement.policy, statement.promised)", "for policy in (statement.policy, statement.policy)")),
