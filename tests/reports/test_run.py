@@ -162,11 +162,13 @@ def test_a_line_shows_the_metric_and_no_horizon_below_the_rounds_done(capsys):
     show.round(replace(done, horizon=50, next_horizon=40))
     show.round(replace(done, t=9, metric="auroc", score=0.8125))
     show.round(replace(done, t=9, horizon=45, accuracy=math.nan))
+    show.round(replace(done, sigma=math.nan, fuel=math.nan))
     assert capsys.readouterr().out.splitlines() == [
         "round 46 of 46  loss 0.2500  accuracy 75.0%  σ 0.5  fuel 0.0%",
         "round 46 of 50  loss 0.2500  accuracy 75.0%  σ 0.5  fuel 0.0%  T 50 → 46",
         "round 10 of 46  loss 0.2500  AUROC 0.812  σ 0.5  fuel 0.0%  T 46 → 45",
         "round 10 of 45  loss 0.2500  σ 0.5  fuel 0.0%",
+        "round 46 of 46  loss 0.2500  accuracy 75.0%  σ –  fuel –",
     ]
 
 

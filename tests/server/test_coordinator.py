@@ -206,9 +206,10 @@ def test_what_clients_keep_to_themselves_is_in_no_record(told, tmp_path):
     nodes = clients(tmp_path, 3 - told, disclose=False)
     if told:
         nodes["open"] = next(iter(clients(tmp_path / "b", 1).values()))
-    transport = Direct(nodes)
-    done = go(transport, tmp_path / "run", insecure=True)
+    transport, left = Direct(nodes), []
+    done = go(transport, tmp_path / "run", insecure=True, on_round=lambda r: left.append(r.fuel))
     settled(done, transport)
+    assert np.isnan(left).tolist() == [told == 0] * 4  # a hidden tank is not shown as a full one
     record = done.record
     jsonschema.validate(record, SCHEMA)
     hidden = [c for c in record["clients"] if c["epsilon"] is None]

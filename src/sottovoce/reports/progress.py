@@ -160,8 +160,9 @@ def find_multiplier(
     return math.sqrt(statistics.median(known)) if known else None
 
 
-def _format_sigma(done: RoundDone) -> str:
-    return "–" if math.isnan(done.sigma) else f"{done.sigma:.4g}"  # nobody discloses it
+def _format_known(value: float, form: str) -> str:
+    """Return a number that clients disclose; a dash where nobody does."""
+    return "–" if math.isnan(value) else format(value, form)
 
 
 def _score_round(done: RoundDone) -> tuple[str, str]:
@@ -283,7 +284,7 @@ class LineDisplay(SilentDisplay):
         self.say(
             f"round {done.t + 1} of {done.horizon}  loss {done.loss:.4f}  "
             + (f"{name} {score}  " if score != "–" else "")
-            + f"σ {_format_sigma(done)}  fuel {done.fuel:.1%}"
+            + f"σ {_format_known(done.sigma, '.4g')}  fuel {_format_known(done.fuel, '.1%')}"
             + ("" if horizon is None else f"  T {done.horizon} → {horizon}")
             + (f"  {left} left" if left else "")
         )
@@ -343,8 +344,8 @@ class TableDisplay(SilentDisplay):
                 f"{shown.horizon}" + ("" if horizon is None else f" → {horizon}"),
                 f"{shown.loss:.4f}",
                 _score_round(shown)[1],
-                _format_sigma(shown),
-                f"{shown.fuel:.0%}",
+                _format_known(shown.sigma, ".4g"),
+                _format_known(shown.fuel, ".0%"),
                 style=None if horizon is None else "yellow",
             )
         self.live.update(table)

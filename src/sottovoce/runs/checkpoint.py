@@ -25,8 +25,8 @@ from sottovoce.schedules.base import Progress
 from sottovoce.schedules.optimizer import NO_MARKS, OPTIMIZER, Marks, Memory
 
 if TYPE_CHECKING:
-    from sottovoce.plan import Plan
     from sottovoce.runs.record import RoundEntry
+    from sottovoce.server.federation import Federation
 
 # The trace has one line for each round, with a number for each client: σ of the first step, and
 # what was booked. Of very many clients one line stands for all rounds, because a line a round would
@@ -78,16 +78,17 @@ class RoundDone:
     sigma: float  # the median over those of the cohort that disclose it; NaN if nobody does
     loss: float
     accuracy: float
-    fuel: float  # the least any client has left: 1 is full, 0 is empty
+    fuel: float  # the least any client has left: 1 is full, 0 is empty; NaN if nobody discloses it
     metric: str | None = None  # the plan's, where it is computed in every round
     score: float = math.nan  # its value on the validation rows
 
 
-def describe_last_round(state: ServerState, plan: Plan) -> RoundDone | None:
+def describe_last_round(state: ServerState, federation: Federation) -> RoundDone | None:
     """Return the newest round for `on_round`; None where the last one had no upload."""
     if not state.rounds or state.exhausted:
         return None
-    last = state.rounds[-1]
+    last, plan = state.rounds[-1], federation.plan
+    left = state.tank.left_fraction[~np.isnan(federation.capacity)]  # a hidden tank looks full
     found = last["sigma"]["median"], last["validation_loss"], last["validation_accuracy"]
     sigma, loss, accuracy = (math.nan if number is None else number for number in found)
     metric, score = plan.metric if plan.server.signal == "public" else None, math.nan
@@ -103,7 +104,7 @@ def describe_last_round(state: ServerState, plan: Plan) -> RoundDone | None:
         sigma=sigma,
         loss=loss,
         accuracy=accuracy,
-        fuel=float(state.tank.left_fraction.min()),
+        fuel=float(left.min()) if left.size else math.nan,
         metric=metric,
         score=score,
     )

@@ -306,7 +306,7 @@ def play_run(
 
     def after_round(run: BatchRun) -> None:
         nonlocal saved
-        done = describe_last_round(run.state, run.federation.plan)
+        done = describe_last_round(run.state, run.federation)
         if done is None:
             return
         if folder is not None:

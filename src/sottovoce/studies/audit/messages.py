@@ -385,24 +385,17 @@ def play_one_run(
         remedy = "one run has one client, and so one coin a run"
         raise InputError.of("unit", "client", "record or person", remedy)
     coins = np.random.default_rng(seed).integers(0, 2, canaries)
-    scores = _score_canaries(setting, coins)
-    count = choose_guess_count(canaries, setting.promised)
-    surest = np.argsort(-np.abs(scores))[:count]
-    right = int(np.sum((scores[surest] > 0) == (coins[surest] == 1)))
-    return OneRun(setting, canaries, count, right, wrong)
-
-
-def _score_canaries(setting: AuditSetting, coins: NDArray[np.int64]) -> Floats:
-    recipe, canaries = replace(setting.recipe, steps=1), len(coins)
-    form = setting.make_form(canaries)
-    rows = np.eye(canaries) * 1000.0 * max(1.0, recipe.clip)
-    x, y = setting.make_samples(rows, coins == 1)
+    recipe, form = replace(setting.recipe, steps=1), setting.make_form(canaries)
+    x, y = setting.make_samples(np.eye(canaries) * 1000.0 * max(1.0, recipe.clip), coins == 1)
     scores = np.zeros(canaries)
     for t, paid in enumerate(setting.price_rounds(canaries)):
         model = make_model(form, sign := -1.0 if t % 2 else 1.0)
         sent = release.release(form, model, x, y, recipe=recipe, paid=paid, head={"kind": "upload"})
         scores -= sign * sent.params["w1"][:, 0].astype(np.float64) / sent.sigma[0]
-    return scores
+    count = choose_guess_count(canaries, setting.promised)
+    surest = np.argsort(-np.abs(scores))[:count]
+    right = int(np.sum((scores[surest] > 0) == (coins[surest] == 1)))
+    return OneRun(setting, canaries, count, right, wrong)
 
 
 @dataclass(frozen=True)

@@ -500,7 +500,10 @@ def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandI
         count = np.minimum(rng.geometric(0.5, wanted), plan.rows_per_person)
         person, rows = np.repeat(np.arange(wanted), count), int(count.sum())
     ids = None if person is None else np.append(person, wanted + np.arange(2 * judges))
-    shares = _find_shares(plan, classes)
+    shares = data.prevalence or ()  # published ones, or uneven ones for such a metric
+    if not shares and plan.metric in UNEVEN and classes > 1:
+        rarer = RARE ** (np.arange(classes) / (classes - 1))
+        shares = tuple((rarer / rarer.sum()).tolist())
     uneven = f", in the shares {', '.join(f'{share:.1%}' for share in shares)}" if shares else ""
     x, y = make_rows(fields, classes, rows + 2 * judges, rng, shares, ids)
     x, y = np.roll(x, -rows, axis=0), np.roll(y, -rows)  # every class is among the judges
@@ -528,16 +531,6 @@ def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandI
         person=person,
         target=target,
     )
-
-
-def _find_shares(plan: Plan, classes: int) -> tuple[float, ...]:
-    """Return the shares of the classes: published ones, uneven ones for such a metric, or ()."""
-    if plan.data.prevalence is not None:
-        return plan.data.prevalence
-    if plan.metric not in UNEVEN or classes < 2:
-        return ()
-    shares = RARE ** (np.arange(classes) / (classes - 1))
-    return tuple((shares / shares.sum()).tolist())
 
 
 def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -> StandIn:
