@@ -167,14 +167,18 @@ def test_a_damaged_run_spoils_no_other(tmp_path):
     write_run(tmp_path / "bad", record=RECORD)
     (tmp_path / "bad" / "record.json").write_text("{", "utf-8")
     write_run(tmp_path / "lines", rounds=["no round"])
+    huge = json.loads(json.dumps(RECORD))
+    huge["plan"]["rounds"]["window"] = 10**400
+    write_run(tmp_path / "huge", record=huge)
     found = {run.name: run for run in watch.RunsFolder(tmp_path).look()}
     assert {name: run.status for name, run in found.items()} == {
-        "good": "finished", "bad": "damaged", "lines": "damaged",
+        "good": "finished", "bad": "damaged", "lines": "damaged", "huge": "finished",
     }  # fmt: skip
     assert "damaged" in found["bad"].fault
     page = watch.WatchPages(tmp_path, "t")
     for name in found:
         assert name in page.render("run", {"name": [name]})
+        assert name in page.render("compare", {})
     with pytest.raises(RunError, match="has no run"):
         page.render("run", {"name": ["../good"]})
 

@@ -32,7 +32,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from sottovoce._version import __version__
-from sottovoce.data.files import is_held
+from sottovoce.data.files import DAMAGE, is_held
 from sottovoce.errors import InputError, RunError, SottovoceError
 from sottovoce.models.metrics import TITLES, format_metric
 from sottovoce.plan import Plan
@@ -158,9 +158,11 @@ class FollowedRun:
         for section, content in self.plan.items():
             entries = content.items() if isinstance(content, dict) else [("", content)]
             for key, value in entries:
-                if isinstance(value, bool | str | int | float):
-                    shown = format_value(value) if isinstance(value, bool | str) else float(value)
-                    values[f"{section}.{key}".rstrip(".")] = shown
+                name = f"{section}.{key}".rstrip(".")
+                if isinstance(value, bool | str):
+                    values[name] = format_value(value)
+                elif isinstance(value, int | float) and abs(value) < 1e300:  # a damaged one
+                    values[name] = float(value)
         return values
 
 
@@ -383,7 +385,7 @@ def _describe_resume(run: FollowedRun) -> str:
     if not is_stopped or not (run.folder / checkpoint.NAME).exists():
         return ""
     if not run.names:
-        with suppress(SottovoceError):  # of a damaged plan
+        with suppress(SottovoceError, *DAMAGE):  # of a damaged plan
             if Plan(**run.plan).needs_python:
                 return f"sottovoce.resume({str(run.folder)!r}, …), given what it was begun with"
     elif not (run.folder / LOCAL_FEDERATION).exists():  # between machines
