@@ -327,6 +327,10 @@ def test_the_rows_that_choose_say_what_they_cannot_tell_apart(tmp_path):
         assert "either may be the better one" not in text
         assert f"{rows.choosing} rows chose" in text
     assert valid(far)["chosen"]["standard_error"] == far.chance
+    better = replace(result.trials[0], setting=result.setting | {ROUNDS: 5.0}, accuracy=0.82)
+    stopped = replace(result, trials=(*result.trials, better))
+    assert "synthetic" not in stopped.describe_doubt()
+    assert "no finalist reached 2.0 points more with the same seeds" in stopped.describe_doubt()
 
 
 def test_of_few_public_rows_a_fifth_chooses():

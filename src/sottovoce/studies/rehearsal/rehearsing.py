@@ -402,10 +402,15 @@ class Rehearsal:
         gap = finalists[0] - finalists[1] if len(finalists) > 1 else math.inf
         if gap >= self.chance:
             return f"{text}."
-        if gap < -1e-9:
+        if gap < -1e-9 and self.rows.kind == "synthetic":
             return (
                 f"{text}. Another setting reached {show(-gap)} more, which synthetic rows cannot "
                 "tell from nothing: the settings that no search chose stay."
+            )
+        if gap < -1e-9:  # the time was up before the finalists had all seeds
+            return (
+                f"{text}. A setting that was no finalist reached {show(-gap)} more with the same "
+                "seeds: more runs or minutes would tell which of the two is better."
             )
         return (
             f"{text}, more than the {show(max(0.0, gap))} between the best two settings, so "
