@@ -263,7 +263,7 @@ class RunsFolder:
         return key, replace(run, rounds=run.rounds[-1:], record=_shorten(run.record))
 
     def _read(self, folder: Path, status: str, written: float) -> FollowedRun:
-        """Read a run; `status` is empty, or what its record does not know yet."""
+        """Read a run; `status` is empty where its record has it."""
         run = FollowedRun(folder, status or "damaged", written)
         try:
             if status in ("running", "killed", "unknown"):

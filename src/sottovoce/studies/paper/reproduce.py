@@ -43,7 +43,7 @@ def run_missing(
     progress: Progress,
     on: str | Executor | None = None,
 ) -> list[str]:
-    """Run whatever the figures still lack; where data are missing, the sentences that say so."""
+    """Run whatever the figures still lack; return a sentence for each data set that is missing."""
     runs, todo = outcomes.read_runs(folder), dict[tuple[str, int], Job]()
     # Pictures are made beside the run, so the figure that wants them goes first.
     for figure in sorted(figures, key=lambda figure: figure.prototypes is None):
@@ -55,7 +55,7 @@ def run_missing(
 def train(
     jobs: Sequence[Job], folder: Path, progress: Progress, on: str | Executor | None = None
 ) -> list[str]:
-    """Run these and store each as it comes; where data are missing, the sentences that say so."""
+    """Run these and store each as it ends; return a sentence for each data set that is missing."""
     if not jobs:
         return []
     # Loaded only now: what is there already is drawn without JAX.

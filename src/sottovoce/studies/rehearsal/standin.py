@@ -324,7 +324,7 @@ def _count_training_rows(plan: Plan, held: int, U: int) -> int:
 
 
 def choose_spare_factor(plan: Plan) -> int:
-    """Return how many times the rows are needed: few classes a client do not use all equally."""
+    """Return how many times as many rows are needed; with few classes a client, some are left."""
     return 3 if plan.data.split in ("labels", "dirichlet") else 1
 
 
