@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 
+from sottovoce.data import files
 from sottovoce.errors import InputError, RunError
 from sottovoce.plan import Plan
 from sottovoce.reports import charts
@@ -182,6 +183,23 @@ def test_the_verdict_follows_the_measurements(tmp_path, monkeypatch, capsys, ren
     monkeypatch.setattr(auditing, "run_attacks", lambda target, sizes, stages: example())
     assert auditing.audit(None, out=tmp_path / "two", as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "sottovoce.audit/1"
+
+
+def test_two_audits_do_not_write_into_one_folder(tmp_path, monkeypatch):
+    """Neither at the same time, nor one over the results of the other."""
+    monkeypatch.setattr(files, "HOLD_SECONDS", 0.0)
+    monkeypatch.setattr(auditing, "load_target", lambda path: example().target)
+    with files.hold_folder(tmp_path / "one"), pytest.raises(InputError, match="another process"):
+        auditing.audit(None, out=tmp_path / "one")
+
+    def end_meanwhile(path):
+        (tmp_path / "two").mkdir()
+        (tmp_path / "two" / "audit.json").touch()
+        return example().target
+
+    monkeypatch.setattr(auditing, "load_target", end_meanwhile)
+    with pytest.raises(InputError, match="out must be a new or empty folder"):
+        auditing.audit(None, out=tmp_path / "two")
 
 
 def test_a_rate_above_its_ceiling_is_a_contradiction():

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from sottovoce.data.files import make_folder, require_empty, write_file
+from sottovoce.data.files import hold_folder, require_empty, write_file
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.models.base import flatten_parameters
 from sottovoce.models.mlp import Mlp
@@ -104,14 +104,15 @@ def _run_audit(path: Path | None, quick: bool, out: Path | None, as_json: bool) 
     stream = sys.stderr if as_json else sys.stdout
     with time_stage(stream, "reading the data"):
         target = load_target(path)
-    make_folder(folder)
-    with tempfile.TemporaryFile(dir=folder):
-        pass  # refuse a folder that cannot be written to before the work, not after it
-    result = run_attacks(target, QUICK if quick else FULL, stream)
-    result = replace(result, command=_format_command(path, quick, out, as_json))
-    text = json.dumps(result.to_json(), ensure_ascii=False, indent=1)
-    write_file(folder / "audit.json", f"{text}\n".encode())
-    page_path = findings.write_audit(result, folder)
+    with hold_folder(folder):
+        require_empty(folder, resumable=False)  # another audit may have ended there meanwhile
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # refuse a folder that cannot be written to before the work, not after it
+        result = run_attacks(target, QUICK if quick else FULL, stream)
+        result = replace(result, command=_format_command(path, quick, out, as_json))
+        text = json.dumps(result.to_json(), ensure_ascii=False, indent=1)
+        write_file(folder / "audit.json", f"{text}\n".encode())
+        page_path = findings.write_audit(result, folder)
     if as_json:
         print(json.dumps(result.to_json(), ensure_ascii=False))
     else:
