@@ -46,7 +46,6 @@ from sottovoce.server.federation import build, build_from_members
 from sottovoce.server.members import Member
 from sottovoce.studies.audit.findings import Findings
 from sottovoce.studies.audit.messages import AuditSetting, Measurement
-from sottovoce.studies.rehearsal.rehearsing import state_cost
 from sottovoce.studies.rehearsal.standin import announce_federation, make_stand_in
 from support.example_record import example
 from support.in_process import draw, plan
@@ -432,7 +431,7 @@ def test_what_a_rehearsal_cost_rests_on_the_operators_word_where_a_file_was_give
     rng = np.random.default_rng(6)
     np.savez(tmp_path / "rows.npz", x=rng.random((400, 8, 8, 1)), y=np.arange(400) % 10)
     own = Plan(data={"name": "digits", "clients": 5, "samples": 20})
-    told = state_cost(make_stand_in(own, announce_federation(own), str(tmp_path / "rows.npz")))
+    told = make_stand_in(own, announce_federation(own), str(tmp_path / "rows.npz")).cost
     assert "provided" in told
     assert "cannot check" in told["sentence"]
     assert "no private row was read" not in told["sentence"]

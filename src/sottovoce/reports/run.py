@@ -470,9 +470,8 @@ def find_asked_epsilon(run: CheckedRun) -> float | None:
     asked = run.record.plan["privacy"].get("epsilon")
     if run.clients is not None:
         asked = float(np.nanmax(run.clients.epsilon))
-    elif isinstance(asked, bool) or not isinstance(asked, int | float):
-        return None
-    return asked if asked != run.guarantee["epsilon"] else None
+    is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
+    return asked if is_number and asked != run.guarantee["epsilon"] else None
 
 
 def _draw_charts(run: CheckedRun, mu: float) -> list[tuple[str, str, str]]:

@@ -601,7 +601,7 @@ def test_a_rare_class_is_rehearsed_by_the_order_of_the_scores(tmp_path):
     ours = [t for t in found.trials if t.seed in fresh and t.setting == found.setting]
     assert told.metric == "auroc"
     assert list(told.values) == [t.test_gain for t in ours] != [t.test_accuracy for t in ours]
-    for text in (told.describe(), told.summarise()):
+    for text in (told.describe(), told.describe("short")):
         assert f"AUROC {told.mean:.3f}" in text
     schema = resources.files("sottovoce").joinpath("schemas/rehearsal.json").read_text("utf-8")
     jsonschema.validate(found.to_json(), json.loads(schema))

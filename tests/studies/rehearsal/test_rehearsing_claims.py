@@ -26,7 +26,6 @@ from sottovoce.studies.rehearsal.rehearsing import (
     format_summary,
     predict_run,
     render_rehearsal,
-    state_cost,
 )
 from sottovoce.studies.rehearsal.search import NOISE, WITHOUT, Trial, Trials
 from sottovoce.studies.rehearsal.space import RATE, ROUNDS, build_space
@@ -123,7 +122,7 @@ def test_rows_that_are_made_up_or_published_cost_nothing(tmp_path):
     for text in said(result, tmp_path):
         assert "provided that" not in text
     digits = make_stand_in(plan, announce_federation(plan), "digits")
-    assert state_cost(digits) == state_cost(result.rows)
+    assert digits.cost == result.rows.cost
 
 
 # --- what it may choose -----------------------------------------------------------------------
@@ -453,7 +452,7 @@ def test_runs_without_noise_that_collapsed_are_no_negative_price():
     """Settings chosen for noise may suit no run without it: then nothing is said of a price."""
     told = Prediction((0.7, 0.8), 0.75, 0.07, None, None, 9.0, None, unnoised=(0.5, 0.6))
     assert told.lost < 0
-    for words in (told.describe(), told.summarise()):
+    for words in (told.describe(), told.describe("short")):
         assert "-" not in words.replace("stand-in", "").replace("stand-in's", "")
         assert "cannot" in words
     assert "55.0 %, less than the 75.0 % with it" in told.describe()

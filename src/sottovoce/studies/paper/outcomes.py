@@ -571,7 +571,7 @@ def judge(differences: Mapping[str, ArrayLike], guards: Sequence[ArrayLike] = ()
 
 
 Points = dict[str, Any]
-Check = Callable[[Claim, PointTable], Points]
+Check = Callable[[Claim, PointTable], Any]  # points, or points and guards (`judge`)
 
 
 def check(claim: Claim, table: PointTable) -> Verdict:
@@ -580,9 +580,8 @@ def check(claim: Claim, table: PointTable) -> Verdict:
         claim = claim.model_copy(update=dict(claim.corrected))
     if claim.check not in CHECKS:
         raise InputError.of("check", claim.check, f"one of {', '.join(CHECKS)}", "choose one")
-    if claim.check == "convex":
-        return judge(*_convex(claim, table))
-    return judge(CHECKS[claim.check](claim, table))
+    found = CHECKS[claim.check](claim, table)
+    return judge(*found) if isinstance(found, tuple) else judge(found)
 
 
 def check_moments(panels: list[dict[str, Any]]) -> Verdict:
@@ -706,7 +705,7 @@ CHECKS: dict[str, Check] = {
     "close": lambda claim, table: {
         at: claim.within - (first - than) / than for at, first, than in _pair_ends(claim, table)
     },
-    "convex": lambda claim, table: _convex(claim, table)[0],
+    "convex": _convex,
     "rises": _rises,
     "falls": _reverse(_rises),
     "best": _is_best,

@@ -182,16 +182,8 @@ class Prediction:
             return "range"
         return "cost" if self.lost >= 0 else "unknown"
 
-    def describe(self) -> str:
-        """Describe the prediction in a sentence or two."""
-        is_whole = self.kind != "range" or self.tested
-        return self._say("text") + ("" if is_whole else WORDS["prediction"]["range"]["file"])
-
-    def summarise(self) -> str:
-        """Summarise the prediction for a headline."""
-        return self._say("short")
-
-    def _say(self, length: str) -> str:
+    def describe(self, length: Literal["text", "short"] = "text") -> str:
+        """Describe the prediction in a sentence or two, or shortly for a headline."""
         show, differ = partial(format_gain, self.metric), partial(format_difference, self.metric)
         name = "" if self.metric == "accuracy" else f"{GAINS[self.metric]} "
         words = {"name": name, "in_name": name and f"in {name}", "seeds": len(self.values)}
@@ -203,7 +195,9 @@ class Prediction:
             words |= {"lost": differ(self.lost), "deviation": differ(self.lost_deviation)}
             words |= {"lost_number": differ(self.lost).removesuffix(" points")}
             words |= {"noiseless": show(self.mean + self.lost)}
-        return str(WORDS["prediction"][self.kind][length].format(**words))
+        text = str(WORDS["prediction"][self.kind][length].format(**words))
+        is_whole = length == "short" or self.kind != "range" or self.tested
+        return text + ("" if is_whole else WORDS["prediction"]["range"]["file"])
 
     def to_json(self) -> PredictionEntry:
         """Return the part of rehearsal.json."""
@@ -280,22 +274,6 @@ def count_test_rows(plan: Plan, real: ClientSizes) -> int | None:
     return test if isinstance(test, int) else None
 
 
-def state_cost(rows: StandIn) -> dict[str, str]:
-    """State what a rehearsal on these rows costs in privacy, in the words of `[cost.…]`.
-
-    It depends on where the rows come from (`StandIn.origin`): nothing if they were made, or
-    published by others than the plan; nothing if a file that is said to be public is, which cannot
-    be checked; and nothing is claimed of the plan's own rows (the embedded digits).
-
-    >>> pair = ([[0.0]], [0])
-    >>> rows = StandIn("public", "", "", pair, pair, pair, (1,), 2, origin="said", name="a.csv")
-    >>> state_cost(rows)["sentence"]
-    'none, provided that a.csv is public: you say so, sottovoce cannot check'
-    """
-    words = WORDS["cost"].get(rows.origin, WORDS["cost"]["nothing"])
-    return {key: text.format(name=rows.name) for key, text in words.items()}
-
-
 RUNS = 120
 SCHEMA: Final = "sottovoce.rehearsal/1"
 
@@ -351,11 +329,6 @@ class Rehearsal:
     def format_value(self, value: float, digits: int = 1) -> str:
         """Return a value of that metric as it is read."""
         return format_gain(self.baseline.metric, value, digits)
-
-    @property
-    def cost(self) -> dict[str, str]:
-        """What it cost in privacy, in words."""
-        return state_cost(self.rows)
 
     @property
     def rounds(self) -> str:
@@ -423,9 +396,9 @@ class Rehearsal:
         File names are relative to `folder`, where it will lie.
         """
         head = (
-            f"Rehearsed: {', '.join(self.reasons) or 'nothing'} {self.cost['when']}.",
+            f"Rehearsed: {', '.join(self.reasons) or 'nothing'} {self.rows.cost['when']}.",
             f"Stand-in: {self.rows.about}.",
-            f"Cost in privacy: {self.cost['sentence']}.",
+            f"Cost in privacy: {self.rows.cost['sentence']}.",
             self.prediction.describe(),
             self.rows.trust,
         )
@@ -485,8 +458,8 @@ class Rehearsal:
             },
             "privacy_cost": {
                 "mu2": None if self.rows.origin == "own" else 0.0,
-                "provided": self.cost.get("provided"),
-                "why": self.cost["why"],
+                "provided": self.rows.cost.get("provided"),
+                "why": self.rows.cost["why"],
             },
             "prediction": self.prediction.to_json(),
             "theory": self.theory,
@@ -607,7 +580,7 @@ def describe_provenance(rows: StandIn, keys: Iterable[str], federations: int) ->
     return (
         f"{', '.join(keys)} by sottovoce rehearse on {made.get(rows.kind, rows.name)} "
         f"({federations} federations; fingerprint of the rows {rows.fingerprint()}); "
-        f"cost in privacy: {state_cost(rows)['sentence']}"
+        f"cost in privacy: {rows.cost['sentence']}"
     )
 
 
@@ -622,7 +595,6 @@ def write_rehearsal(result: Rehearsal, folder: Path) -> None:
 def relocate_plan(plan: Plan, folder: Path) -> Plan:
     """Return the plan with the paths of its table, files and model relative to a folder."""
     changes: dict[str, Any] = {}
-    model, network = plan.model.own, plan.model.features
 
     def relocate(file: str) -> str:
         return Path(os.path.relpath(file, folder)).as_posix()
@@ -630,12 +602,11 @@ def relocate_plan(plan: Plan, folder: Path) -> Plan:
     for key in ("path", "validation", "test"):
         if isinstance(file := getattr(plan.data, key), str):
             changes[f"data.{key}"] = relocate(file)
-    if model is not None and model.rpartition(":")[0].endswith(".py"):
-        file, _, name = model.rpartition(":")
-        changes["model.own"] = f"{relocate(file)}:{name}"
-    if network is not None and ":" in network:
-        kind, _, file = network.partition(":")
-        changes["model.features"] = f"{kind}:{relocate(file)}"
+    own, (kind, _, network) = plan.model.own or "", (plan.model.features or "").partition(":")
+    if own.rpartition(":")[0].endswith(".py"):
+        changes["model.own"] = relocate(own)  # FILE.py:NAME
+    if network:
+        changes["model.features"] = f"{kind}:{relocate(network)}"
     return plan.replace(rehearsed=plan.rehearsed, **changes) if changes else plan
 
 
@@ -657,11 +628,12 @@ def run_command(
     plan = Plan.load(path, settings)
     folder = out or Path("runs") / f"rehearsal-{datetime.now():%Y%m%d-%H%M%S}"
     show = ProgressLine(sys.stderr, quiet=quiet, at_once=True)
-    wanted = RUNS if runs is None else runs
+    if runs is None:
+        runs = RUNS if minutes is None else 100_000
     try:
         result = rehearse(
             plan,
-            runs=wanted if runs is not None or minutes is None else 100_000,
+            runs=runs,
             minutes=minutes,
             out=folder,
             resume=resume,
@@ -695,7 +667,7 @@ def format_summary(result: Rehearsal, folder: Path) -> str:
         f"stand-in: {result.rows.about}",
         result.rows.trust,
         result.mixed or "",
-        f"cost in privacy: {result.cost['sentence']}",
+        f"cost in privacy: {result.rows.cost['sentence']}",
         f"federations: {len(result.trials)}",
     ]
     wrapped = [textwrap.fill(text, 96, break_on_hyphens=False) for text in sentences if text]
@@ -767,7 +739,8 @@ def describe_choice(result: Rehearsal) -> str:
     features = f" on {plan.model.features} features" if plan.model.features else ""
     rounds = format_count(round(prediction.rounds), "round")
     model = f"{plan.model.name}{features}, {rounds} of η = {format_number(plan.local.rate)}"
-    return f"Rehearsed for {name}: {model}; {prediction.summarise()}; {result.cost['short']}."
+    short = f"{prediction.describe('short')}; {result.rows.cost['short']}"
+    return f"Rehearsed for {name}: {model}; {short}."
 
 
 def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
@@ -791,7 +764,7 @@ def _list_tiles(result: Rehearsal) -> list[tuple[str, str]]:
         result.compare_with_given(),
         (rounds, format_whole(prediction.rounds)),
         ("rounds T, Theorem 2", "–" if theory is None else f"{theory['best_rounds']:,}"),
-        ("cost in privacy", result.cost["tile"]),
+        ("cost in privacy", result.rows.cost["tile"]),
     ]
 
 

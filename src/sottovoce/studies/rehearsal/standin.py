@@ -402,7 +402,7 @@ class StandIn:
     shape: tuple[int, ...]
     classes: int
     sources: int | None = None  # different pictures or persons behind the rows that tell
-    origin: str = "made"  # made | published | said (to be public) | own (the plan's); see `Cost`
+    origin: str = "made"  # made | published | said (to be public) | own (the plan's); see `cost`
     name: str = ""  # of public rows, as the user gave it
     person: Persons = None  # of the rows to train on, where persons are protected
     target: Regression | None = None  # the number that is predicted; `classes` is then 1
@@ -411,6 +411,23 @@ class StandIn:
     def units(self) -> int:
         """The number of records, or persons, to train on."""
         return len(self.train[1]) if self.person is None else int(self.person.max()) + 1
+
+    @property
+    def cost(self) -> dict[str, str]:
+        """What a rehearsal on these rows costs in privacy, in the words of `[cost.…]`.
+
+        It depends on where the rows come from (`origin`): nothing if they were made, or published
+        by others than the plan; nothing if a file that is said to be public is, which cannot be
+        checked; and nothing is claimed of the plan's own rows (the embedded digits).
+
+        >>> pair = ([[0.0]], [0])
+        >>> said = {"origin": "said", "name": "a.csv"}
+        >>> rows = StandIn("public", "", "", pair, pair, pair, (1,), 2, **said)
+        >>> rows.cost["sentence"]
+        'none, provided that a.csv is public: you say so, sottovoce cannot check'
+        """
+        words = WORDS["cost"].get(self.origin, WORDS["cost"]["nothing"])
+        return {key: text.format(name=self.name) for key, text in words.items()}
 
     @property
     def telling(self) -> int:
