@@ -58,7 +58,7 @@ def test_a_proven_mu_is_seldom_above_the_true_one():
     wrong = 0
     for _ in range(4000):
         having, without = rng.normal(mu / 2, size=400), rng.normal(-mu / 2, size=400)
-        wrong += count_rates(having, without, 0.0).exceeds(mu, confidence=0.95)
+        wrong += count_rates(having, without, 0.0).bound_mu(confidence=0.95)[0] > mu
     assert wrong <= stats.binom.ppf(1 - 1e-6, 4000, 0.05)
 
 

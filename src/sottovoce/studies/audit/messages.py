@@ -171,10 +171,6 @@ class Rates:
         ratios = ((t[0] - delta) / max(f[1], _TINY), (1 - f[1] - delta) / max(1 - t[0], _TINY))
         return float(np.log(max(1.0, *ratios)))
 
-    def exceeds(self, mu: float, confidence: float = CONFIDENCE) -> bool:
-        """Return whether the counts contradict μ: TPR > Φ(Φ⁻¹(FPR) + μ) beyond chance."""
-        return self.bound_mu(confidence)[0] > mu
-
     def _ends(self, confidence: float) -> tuple[tuple[float, float], tuple[float, float]]:
         # Each rate gets half of the error, so that both hold together with the confidence.
         sure = 1 - (1 - confidence) / 2
@@ -511,7 +507,7 @@ class Measurement:
 
         That (ε, δ) is refuted too follows only if the noise has the Gaussian shape.
         """
-        return self.rates.exceeds(self.setting.promised, 1 - self.wrong / 2)
+        return self.rates.bound_mu(1 - self.wrong / 2)[0] > self.setting.promised
 
     @property
     def refutes_epsilon(self) -> bool:

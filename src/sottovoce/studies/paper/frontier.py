@@ -193,14 +193,21 @@ def format_table(points: Sequence[FrontierPoint]) -> str:
         for curve in panel["curve"]:
             name = panel["name"], curve["name"]
             for point in (p for p in listed if (p.panel, p.curve) == name):
-                cells = _format_level(point) if point.is_level else _format_point(point)
                 how = curve["label"] + point.public_rows
-                rows.append([panel["title"], how, *cells])
+                rows.append([panel["title"], how, *_format_point(point)])
     return outcomes.format_table(head, rows)
 
 
 def _format_point(point: FrontierPoint) -> list[str]:
-    """Return the cells of a federation: ε that holds, accuracy, rounds, settings."""
+    """Return the cells of a federation: ε that holds, accuracy, rounds, settings.
+
+    A fitted layer has no rounds, and an ε of 0 (no client) or none.
+    """
+    if point.is_level:
+        # Where nothing is left over, every seed deals the same rows.
+        spread = f" ± {point.spread:.2f}" if len(set(point.accuracy)) > 1 else ""
+        holds = "0, no client" if point.asked == 0 else "none"
+        return [holds, f"{point.mean:.2f}{spread} %", "–", "–"]
     plan = point.plan
     score = f"{point.mean:.2f} ± {point.spread:.2f} %"
     ours = point.curve.startswith("ours") or point.curve == "rehearsed"
@@ -216,14 +223,6 @@ def _format_point(point: FrontierPoint) -> list[str]:
         f"{least}–{most}" if least < most else f"{least}",
         ", ".join(settings),
     ]
-
-
-def _format_level(point: FrontierPoint) -> list[str]:
-    """Return the cells of a fitted layer: no rounds, and an ε of 0 (no client) or none."""
-    # Where nothing is left over, every seed deals the same rows.
-    spread = f" ± {point.spread:.2f}" if len(set(point.accuracy)) > 1 else ""
-    holds = "0, no client" if point.asked == 0 else "none"
-    return [holds, f"{point.mean:.2f}{spread} %", "–", "–"]
 
 
 def draw_curves(points: Sequence[FrontierPoint]) -> str:
