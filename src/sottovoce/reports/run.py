@@ -383,7 +383,15 @@ def _render(run: CheckedRun) -> str:
         confusion=_list_confusion(run),
         epsilon_name="ε asked for" if run.guarantee["calibration"] == "paper" else "ε",
         budgets=_list_budgets(run),
-        by_client=_list_results(run),
+        by_client=[
+            [
+                entry.get("name", f"{entry['client']}"),
+                format_whole(entry["rows"]),
+                *_format_pair(result["headline"]["metric"], entry),
+                format_percent(entry["accuracy"]),
+            ]
+            for entry in result.get("fairness", {}).get("by_client", ())
+        ],
         metric_title=metrics.TITLES[result["headline"]["metric"]] if "headline" in result else "",
         clients=_list_clients(run),
     )
@@ -665,19 +673,6 @@ def group_by_budget(clients: Clients) -> list[np.ndarray[Any, np.dtype[np.int64]
 def _format_range(values: Any, form: Callable[[float], str] = format_number) -> str:
     low, high = form(float(values.min())), form(float(values.max()))
     return low if low == high else f"{low} to {high}"
-
-
-def _list_results(run: CheckedRun) -> list[list[str]]:
-    """Return one row a client that has test rows: its name and how well it is served."""
-    return [
-        [
-            entry.get("name", f"{entry['client']}"),
-            format_whole(entry["rows"]),
-            *_format_pair(run.record.result["headline"]["metric"], entry),
-            format_percent(entry["accuracy"]),
-        ]
-        for entry in run.record.result.get("fairness", {}).get("by_client", ())
-    ]
 
 
 def _list_clients(run: CheckedRun) -> list[tuple[Any, ...]]:

@@ -468,7 +468,7 @@ def show_comparison(runs: RunsFolder, query: Query) -> dict[str, Any]:
     settings = [run.settings for run in chosen if run.plan]
     differing = [key for key in keys if len({found.get(key) for found in settings}) > 1]
     columns = list(dict.fromkeys([x, y, *differing[:8]]))
-    forms = {HELD: format_ceiling}  # no ε is shown smaller than it is
+    forms: Any = {HELD: format_ceiling}  # no ε is shown smaller than it is
     curves = []
     for run in chosen[:MOST_DRAWN]:
         rounds = runs.read_whole(run.name).rounds
@@ -485,13 +485,7 @@ def show_comparison(runs: RunsFolder, query: Query) -> dict[str, Any]:
         "missing": len(chosen) - len(both),
         "columns": columns,
         "rows": [
-            (
-                run,
-                [
-                    _format(values[run.name].get(key), forms.get(key, format_number))
-                    for key in columns
-                ],
-            )
+            (run, [forms.get(key, _format)(values[run.name].get(key)) for key in columns])
             for run in chosen
         ],
         "curves": charts.plot("rounds done", curves),
@@ -504,8 +498,8 @@ def _choose(query: Query, name: str, known: Sequence[str], default: str) -> str:
     return found if found in known else default
 
 
-def _format(value: float | str | None, form: Callable[[float | None], str] = format_number) -> str:
-    return value if isinstance(value, str) else form(value)
+def _format(value: float | str | None) -> str:
+    return value if isinstance(value, str) else format_number(value)
 
 
 class BudgetField(NamedTuple):

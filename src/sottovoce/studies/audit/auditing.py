@@ -90,8 +90,9 @@ def audit(
     except SottovoceError as error:
         raise InputError(str(error)) from None
     except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"the system refused: {reason}; the audit stopped") from None
+        raise InputError(
+            f"the system refused: {error.strerror or error}; the audit stopped"
+        ) from None
     except Exception:
         traceback.print_exc()
         raise InputError("the audit stopped, see above; please report it") from None

@@ -551,7 +551,12 @@ def _make_synthetic(plan: Plan, wanted: int, rng: np.random.Generator) -> StandI
 
 
 def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generator) -> StandIn:
-    wanted_shape = _find_shape(plan)
+    data, wanted_shape = plan.data, None  # or what the plan alone says of a row
+    if data.name is not None and data.name != "arrays":
+        wanted_shape = datasets.DATASETS[data.name].shape
+    elif data.name is None and not (data.infer or data.is_array_file):
+        fields = list_fields(None, data.columns or {}, data.label, data.missing)
+        wanted_shape = (sum(field.width for field in fields),)
     pictured = wanted_shape is not None and len(wanted_shape) == 3
     target = plan.regression
     name, x, y, shape, ids = _load_public(plan, public, pictured)
@@ -617,17 +622,6 @@ def _take_public(plan: Plan, public: Public, wanted: int, rng: np.random.Generat
 def _number(ids: NDArray[Any]) -> NDArray[np.int64]:
     """Return the number of each id among all ids, from 0."""
     return np.unique(ids, return_inverse=True)[1].reshape(-1)
-
-
-def _find_shape(plan: Plan) -> tuple[int, ...] | None:
-    """Return the shape of a row, or None if the plan alone does not say it."""
-    data = plan.data
-    if data.name is not None:
-        return None if data.name == "arrays" else datasets.DATASETS[data.name].shape
-    if data.infer or data.is_array_file:
-        return None
-    fields = list_fields(None, data.columns or {}, data.label, data.missing)
-    return (sum(field.width for field in fields),)
 
 
 Loaded: TypeAlias = tuple[NDArray[np.float32], NDArray[Any], tuple[int, ...]]
