@@ -265,7 +265,7 @@ def _prepare_together(
     samples = stack_rows([federation.held.samples for federation in federations])
     signal_sigma, sigmas = np.full(asked.shape, np.nan), []
     uploads = in_cohort
-    horizons = None if is_single else [round_.horizon for round_ in rounds]
+    horizons = [round_.horizon for round_ in rounds]
     for step in range(terms.releases):
         offer = price_release(tank, rounds[0], terms, sensitivity, horizons=horizons)
         granted = offer.granted & (offer.units >= LOSS_SHARE) if has_loss else offer.granted
