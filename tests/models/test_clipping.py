@@ -318,6 +318,21 @@ def _apply_left(p, x):
     return hidden.reshape(len(x), -1) @ p["w2"]
 
 
+@jax.jit
+def _multiply_and_return(w, x):
+    return x @ w, w
+
+
+def _apply_returned(p, x):
+    """The weight comes out of a compiled function, and is used again."""
+    hidden, w = _multiply_and_return(p["w"], x)
+    return jnp.tanh(hidden @ w) @ p["v"]
+
+
+def _apply_empty(p, x):
+    return x @ p["w"] + (x @ p["u"]) @ p["v"]
+
+
 #: Shapes of parameters, the function, and how many parameters are those of dense layers.
 NETS = {
     "mlp": ({"w1": (6, 5), "b1": (5,), "w2": (5, 3)}, _apply_mlp, 2),
@@ -339,6 +354,13 @@ NETS = {
         1,
     ),
     "used otherwise": ({"w": (6, 3)}, lambda p, x: x @ p["w"] + jnp.sum(p["w"]), 0),
+    "returned by jit": ({"w": (6, 6), "v": (6, 3)}, _apply_returned, 1),
+    "returned by jit, used once": (
+        {"w": (6, 3)},
+        lambda p, x: x @ jax.jit(lambda w: w)(p["w"]),
+        1,
+    ),
+    "without numbers": ({"u": (6, 0), "v": (0, 3), "w": (6, 3)}, _apply_empty, 1),
     "token": ({"w": (6, 3)}, lambda p, x: p["w"][jnp.abs(x).astype(int)[:, 0] % 6], 0),
 }
 

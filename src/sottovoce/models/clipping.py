@@ -261,7 +261,7 @@ class DenseLayers(NamedTuple):
             marked = [_Marked(written.get(i, leaf), i) for i, leaf in enumerate(leaves)]
             traced = self.traced
             (value,) = _replay(traced.jaxpr, traced.consts, [*marked, row, label], multiply)
-            return value, inputs
+            return _unmark(value), inputs
 
         (errors, gradients), inputs = jax.grad(loss, argnums=(0, 1), has_aux=True)(zeros, written)
         for i, layer in self.layers.items():
@@ -372,10 +372,12 @@ def find_dense_layers(model: JaxModel, params: Params, x: Array, y: Array) -> De
     def trace(*values: Any) -> Any:
         arguments = [_Marked(leaf, i) for i, leaf in enumerate(values[: len(leaves)])]
         arguments += values[len(leaves) :]
-        return _replay(traced.jaxpr, traced.consts, arguments, record, others)
+        outputs = _replay(traced.jaxpr, traced.consts, arguments, record, others)
+        return [_unmark(output) for output in outputs]
 
     jax.eval_shape(trace, *leaves, row, label)
     layers = {i: d[0] for i, d in products.items() if len(d) == 1 and i not in others}
+    layers = {i: layer for i, layer in layers.items() if math.prod(layer.inputs + layer.outputs)}
     return DenseLayers(traced, layers, tree, tuple(leaf.shape for leaf in leaves))
 
 
@@ -384,7 +386,8 @@ def _replay(
 ) -> list[Any]:
     """Evaluate a traced function; `multiply` computes products with a parameter.
 
-    `others` collects the parameters that are used in any other way.
+    `others` collects the parameters that are used in any other way. A parameter that an inner
+    function returns stays marked: its next use counts, too.
     """
     values_of = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
 
@@ -406,7 +409,7 @@ def _replay(
                 others.update(arguments[side].index for side in marked)
             outputs = _bind(equation, arguments)
         values_of.update(zip(equation.outvars, outputs, strict=True))
-    return [_unmark(read(name)) for name in jaxpr.outvars]
+    return [read(name) for name in jaxpr.outvars]
 
 
 def _unmark(value: Any) -> Any:
