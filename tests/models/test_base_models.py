@@ -17,7 +17,7 @@ from sottovoce.models import clipping
 from sottovoce.models.base import MODELS, Model, build, sample_losses
 from sottovoce.models.clipping import _evaluate, evaluate
 from sottovoce.models.cnn import Cnn
-from sottovoce.models.custom import custom
+from sottovoce.models.custom import custom, require_fitting
 from sottovoce.models.mlp import Mlp
 from sottovoce.models.softmax import Softmax
 from sottovoce.models.svm import Svm
@@ -72,6 +72,30 @@ def test_what_cannot_be_built_is_refused(name, options, message):
     with pytest.raises(InputError, match="got") as raised:
         build(name, **({"shape": (8, 8, 1), "classes": 2} | options))
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        ({"count": jnp.zeros((), int)}, "['float32', 'int32']"),
+        ({"mask": jnp.ones(3, bool)}, "['bool', 'float32']"),
+        ({"phase": jnp.zeros(3, jnp.complex64)}, "['complex64', 'float32']"),
+        (None, "None"),
+    ],
+)
+def test_parameters_that_no_step_can_move_are_refused(others, found):
+    """Whole numbers, truth values, complex numbers, and a model without parameters."""
+
+    def init(key):
+        return {} if others is None else {"w": jnp.zeros((4, 3)), **others}
+
+    model = custom(init, lambda p, x: x[:, :3], lambda scores, y: scores[:, 0])
+    with pytest.raises(InputError) as refused:
+        require_fitting(model, 4, 3, is_number=False)
+    assert str(refused.value) == (
+        "the parameters of your own model must be arrays of floating-point numbers, got "
+        f"{found}; keep all else out of init's result"
+    )
 
 
 def test_initial_values_fill_their_interval():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -175,6 +177,33 @@ class Vector(torch.nn.Module):
         return self.head(torch.tanh(hidden)) * torch.tanh(along).sum(1, keepdim=True)
 
 
+class Scaled(torch.nn.Module):
+    """A temperature, which has no dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.temperature = torch.nn.Linear(6, 3), torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.head(x) / self.temperature
+
+
+class Empty(torch.nn.Module):
+    """Parameters without numbers: of a layer, a table and alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.none = torch.nn.Linear(6, 3), torch.nn.Parameter(torch.zeros(0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch tells of them
+            self.narrow, self.wide = torch.nn.Linear(6, 0), torch.nn.Linear(0, 3, bias=False)
+        self.table = torch.nn.Embedding(0, 3)
+
+    def forward(self, x):
+        scores = self.head(x) + self.wide(self.narrow(x)) + self.table.weight.sum(0)
+        return scores + self.none.sum()
+
+
 def sequence(*layers):
     return lambda: torch.nn.Sequential(*(layer() for layer in layers))
 
@@ -214,6 +243,8 @@ LAYERS = {
     "transformer block": Tokens,
     "shared": Tied,
     "vector": Vector,
+    "number": Scaled,
+    "no numbers": Empty,
     "recurrent": lambda: Recurrent(),
 }  # fmt: skip
 
@@ -863,6 +894,15 @@ class Counting(torch.nn.Module):
         return self.head(x)
 
 
+class Complex(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(6, 3, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (x.to(self.weight.dtype) @ self.weight).abs()
+
+
 def frozen():
     return mlp().requires_grad_(False)
 
@@ -874,6 +914,11 @@ def frozen():
             Unused,
             {},
             r"every trainable parameter must be used by the loss, got 'idle\.bias'; freeze",
+        ),
+        (
+            Complex,
+            {},
+            r"every trainable parameter must be of real numbers, got 'weight'; keep real",
         ),
         (Counting, {}, r"every buffer must be unchanged by forward, got 'rows'; keep nothing"),
         (frozen, {}, "must be with a trainable parameter"),

@@ -179,6 +179,10 @@ def _require_shapes(model: Custom, features: int, is_number: bool) -> None:
             f"your own model does not fit rows of {features} numbers, scores and labels; correct "
             f"it ({explain_error(error)})"
         ) from None
+    kinds = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(params)})
+    if not kinds or not all(jnp.issubdtype(kind, jnp.floating) for kind in kinds):
+        bound, remedy = "arrays of floating-point numbers", "keep all else out of init's result"
+        raise InputError.of("the parameters of your own model", kinds or None, bound, remedy)
     if shape != (2,):
         bound, remedy = "one number for each of 2 rows, shape (2,)", "correct apply or predict"
         raise InputError.of("predict of your own model", shape, bound, remedy)

@@ -193,7 +193,8 @@ def _list_ids(values: Iterable[Any]) -> Iterator[int]:
 
 
 def _is_product(options: Mapping[str, Any]) -> bool:
-    is_matrix = options["weight"].ndim > 1  # a vector may be a bias elsewhere
+    weight = options["weight"]
+    is_matrix = weight.ndim > 1 and weight.numel() > 0  # a vector may be a bias elsewhere
     is_plain = options.get("groups", 1) == 1 and not isinstance(options.get("padding"), str)
     scaled = options.get("scaled") or options.get("scale_grad_by_freq") or options.get("sparse")
     has_padding = (options.get("padding_idx") or 0) >= 0  # a negative one counts from the end
@@ -257,6 +258,10 @@ class TorchModel(Model):
         if not any(parameter.requires_grad for parameter in module.parameters()):
             remedy = "set requires_grad of what is to be trained"
             raise InputError.of("the torch module", "none", "with a trainable parameter", remedy)
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and parameter.is_complex():  # half of it would be left out
+                remedy = "keep real and imaginary parts as two parameters"
+                raise InputError.of("every trainable parameter", name, "of real numbers", remedy)
         return module
 
     @cached_property
@@ -286,7 +291,7 @@ class TorchModel(Model):
         self.survey(x.shape[1], y.dtype)  # it refuses a module that does not fit
         factors, _ = self._differentiate_alone((), params, x, y)
         pieces = zip(self._trained.items(), factors, strict=True)
-        return {name: right.reshape(-1, *leaf.shape) for (name, leaf), (_, right) in pieces}
+        return {name: right.reshape(len(x), *leaf.shape) for (name, leaf), (_, right) in pieces}
 
     @property
     def keeps_factors(self) -> bool:  # type: ignore[override]
@@ -741,7 +746,7 @@ def _arrange_product(call: LayerCall, error: Tensor, inputs: Tensor) -> tuple[Te
 
 
 def _square_lengths(rows: Tensor) -> Tensor:
-    lengths: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(rows.reshape(len(rows), -1), dim=1)
     return lengths.square()
 
 
@@ -794,7 +799,7 @@ def _keep_rows(leaf: Gradients, is_kept: Tensor) -> Gradients:
 def _add_rows(leaf: Gradients, factor: Tensor, shape: Sequence[int]) -> Tensor:
     """Return Σ_m factor_m · g_m."""
     if isinstance(leaf, Tensor):
-        return (factor @ leaf.flatten(1)).reshape(shape)
+        return (factor @ leaf.reshape(len(leaf), -1)).reshape(shape)
     errors, inputs = (leaf[0] * factor[:, None, None]).flatten(0, 1), leaf[1].flatten(0, 1)
     if inputs.is_floating_point():
         return (errors.T @ inputs).reshape(shape)

@@ -225,7 +225,7 @@ def _sum_squares(rows: Floats) -> Floats:
     """Return Σv² of every row: sums of at most 2¹¹ squares, which are then added."""
     sums = [
         np.einsum("ij,ij->i", rows[:, j : j + _TERMS], rows[:, j : j + _TERMS])
-        for j in range(0, rows.shape[1], _TERMS)
+        for j in range(0, max(1, rows.shape[1]), _TERMS)  # a parameter may have no numbers
     ]
     return sums[0] if len(sums) == 1 else np.asarray(np.stack(sums, axis=1).sum(axis=1))
 
