@@ -604,6 +604,22 @@ def test_your_arrays_one_per_client_with_a_model_of_your_own(tmp_path):
         load(tmp_path / "run")
 
 
+@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16])
+def test_parameters_of_half_a_float_are_trained_as_they_are_uploaded(kind, tmp_path):
+    """Those of bfloat16 were written as bytes of no type, and no run folder could be read."""
+    model = custom(
+        init=lambda key: {"scale": jnp.ones(3, kind)},
+        apply=lambda params, x: x[:, :3] * params["scale"],
+        loss=lambda scores, y: -jax.nn.log_softmax(scores)[jnp.arange(len(y)), y],
+    )
+    rng = np.random.default_rng(1)
+    data = rng.random((200, 4), np.float32), rng.integers(0, 3, 200)
+    run = simulate(ARRAYS, data, model=model, seed=1, out=tmp_path)
+    assert run.params["scale"].dtype == np.float32
+    again = load(tmp_path, model=model)
+    np.testing.assert_array_equal(again.params["scale"], run.params["scale"])
+
+
 def test_runs_that_are_done_are_yielded_before_another_fails(monkeypatch):
     def play(group, runs, *, guess):
         if 0 not in group:

@@ -167,9 +167,14 @@ def test_momentum_by_optax_is_the_servers_momentum():
         np.testing.assert_allclose(theirs.params[name], leaf, atol=1e-5)
 
 
-def test_an_optimizer_with_a_state_resumes_to_the_same_model(tmp_path):
-    """Adam has counters and two moments; an average is kept on top of it."""
-    plan, adam = SHORT.replace("server.average=tail", "rounds.rounds=5"), optax.adam(0.05)
+@pytest.mark.parametrize("kind", [None, jnp.bfloat16])
+def test_an_optimizer_with_a_state_resumes_to_the_same_model(kind, tmp_path):
+    """Adam has counters and two moments; an average is kept on top of it.
+
+    Moments in bfloat16 were written as bytes of no type, and no run could go on from them.
+    """
+    adam = optax.adam(0.05, mu_dtype=kind)
+    plan = SHORT.replace("server.average=tail", "rounds.rounds=5")
     whole = simulate(plan, seed=1, optimizer=adam)
 
     def stop(done):

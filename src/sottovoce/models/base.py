@@ -533,12 +533,19 @@ def _require_names(names: Any, arrays: Arrays) -> None:
 
 @cache
 def _compile_init(backend: str) -> Any:
-    """Return `model.init` as one program.
+    """Return `model.init` as one program, with parameters of float32 at least, as uploads are.
 
     It runs once, so that a CPU compiles it without optimising: that takes a quarter of the time.
     """
+
+    def draw(model: JaxModel, key: Array) -> Params:
+        def widen(leaf: Array) -> Array:
+            return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+
+        return jax.tree.map(widen, jax.tree.map(jnp.asarray, model.init(key)))
+
     options = {"xla_backend_optimization_level": 0} if backend == "cpu" else None
-    return jax.jit(lambda model, key: model.init(key), static_argnums=0, compiler_options=options)
+    return jax.jit(draw, static_argnums=0, compiler_options=options)
 
 
 def precision(params: Params) -> Any:

@@ -81,8 +81,9 @@ def custom(
 ) -> Custom:
     """Return your own model, made of three JAX functions.
 
-    `init(key)` gives any tree of floating-point arrays, `apply(params, x)` the scores of rows x,
-    (n, features): in training of one row alone, so that a row's scores must not depend on others.
+    `init(key)` gives any tree of floating-point arrays, which are trained as float32 at least.
+    `apply(params, x)` gives the scores of rows x, (n, features): in training of one row alone, so
+    that a row's scores must not depend on others.
     `loss(scores, y)` gives one loss per row, `predict(scores)` the class of each row; without it
     the largest score wins, or the sign where there is one score a row.
 

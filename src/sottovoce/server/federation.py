@@ -111,6 +111,11 @@ FEWEST_ROWS = 40  # public rows that a forecast needs
 NO_PARTS = Parts()
 
 
+def _widen_state(leaf: Any) -> jax.Array:
+    """Return an array of an optimiser's state as a checkpoint can hold it: no bfloat16."""
+    return jnp.asarray(leaf, jnp.float32 if leaf.dtype == jnp.bfloat16 else leaf.dtype)
+
+
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class OptaxStep:
@@ -129,7 +134,8 @@ class OptaxStep:
     def begin(self, first: Leaves) -> Leaves:
         """Return the state before the first round, its leaves by number."""
         state = self.transformation.init(tuple(jnp.asarray(leaf) for leaf in first.values()))
-        return {f"{i:06d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+        leaves = enumerate(jax.tree.leaves(state))
+        return {f"{i:06d}": np.asarray(_widen_state(leaf)) for i, leaf in leaves}
 
     def step(
         self, state: Leaves, previous: Leaves, averaged: Leaves
@@ -138,11 +144,12 @@ class OptaxStep:
         is_numpy = isinstance(next(iter(previous.values())), np.ndarray)
         params = tuple(jnp.asarray(leaf) for leaf in previous.values())
         gradient = tuple(w - averaged[name] for name, w in zip(previous, params, strict=True))
-        tree = jax.tree.structure(jax.eval_shape(self.transformation.init, params))
-        before = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in state.values()])
+        form = jax.eval_shape(self.transformation.init, params)
+        leaves = iter(state.values())
+        before = jax.tree.map(lambda leaf: jnp.asarray(next(leaves), leaf.dtype), form)
         updates, after = self.transformation.update(gradient, before, params)
         model = dict(zip(previous, jax.tree.map(jnp.add, params, updates), strict=True))
-        memory = dict(zip(state, jax.tree.leaves(after), strict=True))
+        memory = dict(zip(state, map(_widen_state, jax.tree.leaves(after)), strict=True))
         return jax.tree.map(np.asarray, (model, memory)) if is_numpy else (model, memory)
 
     def require_fit(self, model: Model) -> None:
