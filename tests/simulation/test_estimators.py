@@ -213,6 +213,18 @@ def test_labels_beyond_the_public_range_are_cut_to_it():
 
 
 @needs_sklearn
+@pytest.mark.parametrize(
+    ("chosen", "settings"),
+    [({"model": "least-squares"}, ()), ({}, ("model.name=least-squares",))],
+)
+def test_a_model_may_need_a_key_of_the_settings(chosen, settings):
+    """Least squares need `model.norm`, for which there is no parameter."""
+    settings += ("model.norm=3.0", "rounds.rounds=1")
+    model = PrivateFederatedClassifier(clients=3, random_state=1, settings=settings, **chosen)
+    assert model.fit(X, Y).score(X, Y) > 0.8
+
+
+@needs_sklearn
 @pytest.mark.slow
 def test_pipelines_and_cross_validation_take_them():
     model = PrivateFederatedClassifier(clients=3, rounds=10, random_state=1)
@@ -225,6 +237,11 @@ def test_pipelines_and_cross_validation_take_them():
     [
         ({"epsilon": -1}, "privacy.epsilon must be"),
         ({"held_out": 1.0}, "held_out must be above 0"),
+        ({"held_out": "0.1"}, "held_out must be above 0 and below 1, got '0.1'"),
+        ({"settings": "model.hidden=32"}, "settings must be a tuple of KEY=VALUE, got 'model"),
+        ({"settings": None}, "settings must be a tuple of KEY=VALUE, got None"),
+        ({"settings": ("local.unit=person",)}, "local.unit must be record or client in an est"),
+        ({"model": "least-squares"}, "model.norm must be a public bound"),
         ({"settings": ("noise=secure",)}, "noise must be simulated"),
         ({"model": "svn"}, "model.name must be"),
     ],

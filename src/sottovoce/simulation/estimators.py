@@ -9,7 +9,9 @@ scikit-learn is optional: without it this module loads, and its classes say what
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -67,8 +69,11 @@ class _PrivateFederatedModel:
         target: tuple[float, float] | None = None,
     ) -> Self:
         """Deal the rows, play the run, and keep what came of it; `target` is a number's range."""
-        if not 0 < self.held_out < 1:
+        if not (isinstance(self.held_out, Real) and 0 < self.held_out < 1):
             raise InputError.of("held_out", self.held_out, "above 0 and below 1", "0.1 is usual")
+        if isinstance(self.settings, str) or not isinstance(self.settings, Iterable):
+            remedy = "write ('model.hidden=32',)"
+            raise InputError.of("settings", self.settings, "a tuple of KEY=VALUE", remedy)
         random = check_random_state(self.random_state)
         # An order of one's own for each draw: rows are set aside, then dealt.
         order, seed = random.permutation(len(y)), int(random.randint(2**31))
@@ -97,12 +102,13 @@ class _PrivateFederatedModel:
         data = {"name": "arrays", "clients": len(names), "validation": 0, "test": int(aside.sum())}
         plan = Plan(
             data=data | ({} if target is None else {"target": list(target)}),
-            model={"name": self.model} | ({} if target is None else {"loss": "squared"}),
+            model={"name": "softmax"} | ({} if target is None else {"loss": "squared"}),
             local={"learning_rate": self.learning_rate, "clip": self.clip},
             privacy={"epsilon": self.epsilon, "delta": self.delta},
             rounds={"schedule": "fixed", "rounds": self.rounds},
         )
-        dealt, plan = plan.data, plan.replace(*self.settings)
+        # In one step: a model may need a key of the settings.
+        dealt, plan = plan.data, plan.replace(f'model.name="{self.model}"', *self.settings)
         if plan.data.model_copy(update={"prevalence": None}) != dealt:  # a record of other rows
             bound = "keys outside of [data], or data.prevalence"
             raise InputError.of("settings", self.settings, bound, "rows are those of fit")
@@ -124,9 +130,13 @@ class _PrivateFederatedModel:
             names=() if client is None else tuple(map(str, names.tolist())),
             target=number,
         )
+        remedy = "train with sottovoce.simulate"
         if plan.noise == "secure":
             bound = "simulated in an estimator, which counts the classes on its rows"
-            raise InputError.of("noise", "secure", bound, "train with sottovoce.simulate")
+            raise InputError.of("noise", "secure", bound, remedy)
+        if plan.local.unit == "person":
+            bound = "record or client in an estimator, which is not told whose rows they are"
+            raise InputError.of("local.unit", "person", bound, remedy)
         with Interrupts() as interrupts:
             federation = build(plan, seed=seed, data=Given((X, y)), held=held)
             run = start_run(federation, seed)
