@@ -285,7 +285,7 @@ class JaxModel(Model):
             lambda _: (jax.lax.map(lambda row: gradient(prepared, *row), (x, y)), jnp.array(True)),
             (gradients, _are_all_finite(gradients)),
         )
-        gradients, squared = dense.measure_rows(dense.write_long(gradients))
+        gradients, squared = dense.measure_rows(gradients)
         factor = clip_factors(squared, jnp.full(y.shape, True), weight, clip)
         return dense.add_rows(jax.tree.map(lambda g: keep_counted(g, factor), gradients), factor)
 
@@ -373,21 +373,13 @@ class Option:
     default: int | float | tuple[int, ...]
     remedy: str
 
-    @property
-    def is_size(self) -> bool:
-        """Whether it is a whole number from 1."""
-        return isinstance(self.default, int)
-
-    @property
-    def is_list(self) -> bool:
-        """Whether it is a list of whole numbers from 0."""
-        return isinstance(self.default, tuple)
-
     def choose(self, value: Any) -> Any:
         """Return the value, or the default for None; raise where the model cannot have it."""
-        if value is None or self.is_list:
-            return self.default if value is None else tuple(value)
-        if self.is_size:
+        if value is None:
+            return self.default
+        if isinstance(self.default, tuple):
+            return tuple(value)
+        if isinstance(self.default, int):
             _require_at_least(self.name, value, 1, self.remedy)
             return value
         if not 0 <= value < math.inf:
@@ -396,11 +388,11 @@ class Option:
 
     def read(self, value: Any) -> Any:
         """Return the value as it stands in a message; raise `Malformed` for what is none."""
-        if self.is_list:
+        if isinstance(self.default, tuple):
             if not isinstance(value, list):
                 raise Malformed(f"the message's {self.name} is no list")
             return tuple(_read_size(self.name, size, least=0) for size in value)
-        if self.is_size:
+        if isinstance(self.default, int):
             return _read_size(self.name, value)
         if type(value) not in (int, float) or not 0 <= value <= _LARGEST_WEIGHT:
             raise Malformed(f"the message's {self.name} is no number from 0 to 1e6")

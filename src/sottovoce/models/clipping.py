@@ -268,34 +268,26 @@ class DenseLayers(NamedTuple):
             gradients[i] = inputs[i], layer.arrange_errors(errors[i], len(inputs[i]))
         return [gradients[i] for i in range(len(leaves))]
 
-    def write_long(self, gradients: list[Any]) -> list[Any]:
-        """Write out the gradients of rows with so many outer products that this is less work."""
-        return [
-            leaf if not isinstance(leaf, tuple) or self._is_short(leaf)
-            else jnp.einsum("nti,nto->nio", *leaf)
-            for leaf in gradients
-        ]  # fmt: skip
-
-    @staticmethod
-    def _is_short(leaf: tuple[Array, Array]) -> bool:
-        vectors = leaf[0].shape[-2]
-        return vectors == 1 or 2 * vectors**2 <= leaf[0].shape[-1] * leaf[1].shape[-1]
-
     def measure_rows(self, gradients: list[Any]) -> tuple[list[Any], Array]:
-        """Return gradients to add, those given up to rounding, and ‖g‖² of every row."""
-        gradients, squared = list(gradients), cast(Any, 0.0)
-        for i, leaf in enumerate(gradients):
-            if not isinstance(leaf, tuple):
-                squared += jnp.sum(leaf**2, axis=tuple(range(1, leaf.ndim)))
-                continue
-            gradients[i] = _balance_products(*leaf)
-            if leaf[0].shape[1] == 1:
-                lengths = [jnp.sum(factor**2, axis=(1, 2)) for factor in gradients[i]]
-                squared += lengths[0] * lengths[1]
+        """Return gradients to add, those given up to rounding, and ‖g‖² of every row.
+
+        Rows with so many outer products that a sum of them is less work get the sum.
+        """
+        measured, squared = [], cast(Any, 0.0)
+        for leaf in gradients:
+            vectors = leaf[0].shape[1] if isinstance(leaf, tuple) else 0
+            if vectors > 1 and 2 * vectors**2 > leaf[0].shape[2] * leaf[1].shape[2]:
+                leaf, vectors = jnp.einsum("nti,nto->nio", *leaf), 0
+            if vectors == 0:
+                square = jnp.sum(leaf**2, axis=tuple(range(1, leaf.ndim)))
+            elif vectors == 1:
+                inputs, errors = leaf = _balance_products(*leaf)
+                square = jnp.sum(inputs**2, axis=(1, 2)) * jnp.sum(errors**2, axis=(1, 2))
             else:
-                gradients[i], square = _measure_products(*gradients[i])
-                squared += square
-        return gradients, squared
+                leaf, square = _measure_products(*_balance_products(*leaf))
+            measured.append(leaf)
+            squared += square
+        return measured, squared
 
     def add_rows(self, gradients: list[Any], factor: Array) -> Params:
         """Return Σ_m factor_m · g_m in the tree of the parameters."""

@@ -19,7 +19,6 @@ from sottovoce.errors import InputError
 
 Floats = NDArray[np.float32]
 
-NAMES = ("hog",)
 BINS = 8  # directions of a gradient, all around: a stroke has two sides
 SHARPNESS = 3  # squarings: a pixel counts in the bins near its direction by cos⁸ of the angle
 NORM = 4.0  # of a sample: the bias, whose feature is 1, takes little of a clipped gradient
@@ -132,8 +131,8 @@ def build(
     """Return the features `name` of rows of `shape`, (height, width[, colours])."""
     if name is None:
         return None
-    if name not in NAMES:
-        raise InputError.of("features", name, " or ".join(NAMES), "or leave it out")
+    if name != Hog.name:
+        raise InputError.of("features", name, Hog.name, "or leave it out")
     if len(shape) not in (2, 3):
         raise InputError(
             f"model.features must be absent for rows of shape {shape}, got {name!r:.60}; gradient "

@@ -171,10 +171,10 @@ class DecayingNoise(_Rounds):
 
     def round(self, progress: Progress) -> Round | None:
         """Return the next round, with less noise than the one before."""
-        t = progress.done
-        if t >= progress.horizon:
+        round_ = super().round(progress)
+        if round_ is None:
             return None
-        return Round(t, progress.horizon, scale=1 - self.slope * t, spread=self.rounds)
+        return replace(round_, scale=1 - self.slope * round_.t, spread=self.rounds)
 
 
 Candidate: TypeAlias = tuple[int, float]  # T, and the factor r of the server's steps

@@ -21,7 +21,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import jax
@@ -91,9 +91,6 @@ def unpack(words: Array, layout: Packing) -> Any:
     return jax.tree.unflatten(layout.structure, leaves)
 
 
-Signal: TypeAlias = Literal["public", "clients", "raw"]
-
-
 class StackedRows(NamedTuple):
     """The samples of one or several splits, stacked: a run names the split it uses."""
 
@@ -136,7 +133,7 @@ class RoundResult(NamedTuple):
 class RoundOptions(NamedTuple):
     """What a compiled round depends on beside its inputs."""
 
-    signal: Signal = "public"
+    signal: Literal["public", "clients", "raw"] = "public"
     metric: str | None = None  # the plan's; None: the loss steers schedule and `server.choose`
     longest: int = 0  # rows of any client at most, where the round goes client by client
     mesh: Mesh | None = None  # the devices among which rows are divided
@@ -580,19 +577,20 @@ class BatchRun(rounds.Run):
     """One run of a batch, whose models are a slice of the batch's."""
 
     # The state, the stacked models, this run's position among them, and the stacked models that the
-    # server's optimiser keeps. The position is a seat, or a round of a stretch and a seat.
-    at: tuple[ServerState, Params, int | tuple[int, int], dict[str, Params]]
+    # server's optimiser keeps. The position is (seat,), or (round of a stretch, seat).
+    at: tuple[ServerState, Params, tuple[int, ...], dict[str, Params]]
 
     @property
     def params(self) -> Params:
-        _, stacked, index, _ = self.at
-        return _take_model(stacked, index)
+        """The newest model."""
+        _, stacked, position, _ = self.at
+        return _take_model(stacked, position)
 
     @property
     def memory(self) -> dict[str, Params]:
         """The models that the server's optimiser keeps beside the newest."""
-        _, _, index, kept = self.at
-        return cast(dict[str, Params], _take_model(kept, index))
+        _, _, position, kept = self.at
+        return cast(dict[str, Params], _take_model(kept, position))
 
     @property
     def final_model(self) -> Params:
@@ -605,11 +603,11 @@ class BatchRun(rounds.Run):
         return flatten_parameters(self.params), cast(optimizer.Memory, memory)
 
 
-def _take_model(stacked: Any, index: int | tuple[int, int]) -> Any:
+def _take_model(stacked: Any, position: tuple[int, ...]) -> Any:
     """Return the model at this position of a stack, which numpy or JAX holds."""
     if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(stacked)):
-        return jax.tree.map(lambda leaf: leaf[index], stacked)
-    return _take_models(stacked, tuple(np.atleast_1d(np.asarray(index))))
+        return jax.tree.map(lambda leaf: leaf[position], stacked)
+    return _take_models(stacked, tuple(np.asarray(position)))
 
 
 AfterRound = Callable[[BatchRun], None]
@@ -617,7 +615,7 @@ AfterRound = Callable[[BatchRun], None]
 
 def stack_models(
     model: Model, params: optimizer.Leaves, memory: optimizer.Memory
-) -> tuple[Params, int, dict[str, Params]]:
+) -> tuple[Params, tuple[int, ...], dict[str, Params]]:
     """Return models, given by the names of their parameters, as those of a batch of one.
 
     Of what the optimiser keeps all are models, but the state of the user's, which stays as it is.
@@ -630,7 +628,7 @@ def stack_models(
         kind: stack(dict(leaves) if kind == OPTIMIZER else model.unflatten(dict(leaves)))
         for kind, leaves in memory.items()
     }
-    return stack(model.unflatten(dict(params))), 0, stacked
+    return stack(model.unflatten(dict(params))), (0,), stacked
 
 
 Models = tuple[Params, dict[str, Params]]  # of a batch, stacked, with the optimiser's models
@@ -708,8 +706,7 @@ class RunTable:
         _, params, _, memory = at[0]
         if all(models is params for _, models, _, _ in at):  # of the same round: one launch
             positions = np.array([position for _, _, position, _ in at])
-            where = tuple(positions.reshape(len(at), -1).T)
-            gathered: Models = _take_models((params, memory), where)
+            gathered: Models = _take_models((params, memory), tuple(positions.T))
         else:
             runs = [self.batch[i] for i in seating.runs]
             models = [jax.tree.map(np.asarray, (run.params, run.memory)) for run in runs]
@@ -758,9 +755,8 @@ class RunTable:
         params, memory = models
         for i, prepared in opened.items():
             seat = seats[i]
-            position = seat if index is None else (index, seat)
+            at = params, (seat,) if index is None else (index, seat), memory
             loss, accuracy, signal, offered = score[seat].tolist()
-            at = params, position, memory
             yield i, rounds.PlayedRound(prepared, loss, accuracy, signal, offered, at)
 
 

@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike
 from sottovoce._version import __version__
 from sottovoce.data.federated import NUMBERS, Given, Pair, Partition, is_pair, load_holdings
 from sottovoce.data.files import hold_folder, require_empty
+from sottovoce.data.streaming import is_stored
 from sottovoce.errors import InputError, RunError, SottovoceError
 from sottovoce.models.base import JaxModel, Params, flatten_parameters
 from sottovoce.models.network import KEYS
@@ -355,7 +356,7 @@ def play_batch(
         engine = partial(secure.SecureEngine, before_release=before_release)
     elif not isinstance(first.model, JaxModel):
         engine = streamed.SummingEngine
-    elif streamed.is_streamed(first.held):
+    elif is_stored(first.held.train.x):  # the rows stay in their file
         engine = streamed.StreamedEngine
     else:
         # A CPU gains nothing from beginning rounds early.

@@ -29,7 +29,6 @@ from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
 from sottovoce.data.federated import Holdings
-from sottovoce.data.streaming import is_stored
 from sottovoce.models.base import JaxModel, Params
 from sottovoce.models.clipping import clipped_sum, compute_losses
 from sottovoce.privacy import seeds
@@ -54,11 +53,6 @@ class Block(NamedTuple):
     x: Any  # [rows, features] float32
     y: Any  # [rows] int32, or float32 where it is a number
     weight: Any  # [rows] float32: c_i of the row's client, 0 beyond the last row
-
-
-def is_streamed(held: Holdings) -> bool:
-    """Return whether the clients' rows stay in their file."""
-    return is_stored(held.train.x)
 
 
 class HostEngine(ABC):
@@ -150,7 +144,7 @@ class StreamedEngine(HostEngine):
             key = make_round_key(*noise[:2])
             signal = float(client_loss) + draw_signal_noise(key, paid.signal_std)
         new, memory = jax.tree.map(lambda leaf: leaf[None], (new, memory))
-        return rounds.PlayedRound(paid, loss, accuracy, signal, offered, (new, 0, memory))
+        return rounds.PlayedRound(paid, loss, accuracy, signal, offered, (new, (0,), memory))
 
 
 class SummingEngine(AveragingEngine):
