@@ -14,8 +14,8 @@ gradient of one row). The gradient of a linear layer, a convolution or an embedd
 outer products δ aᵀ of the layer's inputs a and the loss's derivatives δ by its outputs. A zero that
 is added to the outputs has the derivative δ, so that norms and clipped sums are computed from a and
 δ, and no such gradient is written out; those of all other parameters are. Opacus, which does this
-with hooks, is not used: hooks write onto the module, take a batch as what the module makes of it,
-know fewer layers, and have no weights of rows.
+with hooks, is not used: hooks write onto the module, take the first axis of a layer's input for the
+samples, know fewer layers, and give no weights to rows.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _KINDS = {
 
 
 def warm() -> None:
-    """Import what torch imports at its first gradient, which takes seconds; starts no thread."""
+    """Compute a first gradient: torch then imports what takes it seconds, and starts no thread."""
     weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     torch.autograd.grad((weight * weight).sum(), weight)
 
@@ -117,7 +117,7 @@ class LayerCalls(NamedTuple):
 
     calls: tuple[LayerCall, ...]  # a bias is named where its gradient is the sum of the errors
     written: tuple[str, ...]
-    chain: Chain = ()  # all layers, where nothing but known ones is in the module
+    chain: Chain = ()  # all layers, if the module is a chain of known ones, else empty
 
     @property
     def vector_calls(self) -> tuple[LayerCall, ...]:
@@ -134,9 +134,10 @@ class LayerCalls(NamedTuple):
 
 
 class _CallRecorder(TorchFunctionMode):
-    """Records the calls of layers with a watched weight, and what else watched parameters do.
+    """Records the calls of layers whose weight is watched.
 
-    To the outputs of the calls that are `expected` it adds `zeros`, and it keeps their inputs.
+    `others` names the watched parameters that are used in any other way. To the outputs of the
+    calls that are `expected` it adds `zeros`, and it keeps their inputs.
     """
 
     def __init__(

@@ -133,11 +133,11 @@ AT_ONCE = 2  # stretches: one is played while the next one waits
 
 
 def may_go_ahead(batch: list[BatchRun]) -> bool:
-    """Return whether to guess: a single run always, a batch where no loss can prove a guess wrong.
+    """Return whether rounds may begin on a guess: of a single run, or where no loss can be wrong.
 
-    Not where the optimiser keeps the best round, which its loss decides, nor with a schedule from
-    Python, which is asked about no guess, nor with a custom model whose parameters are not all
-    float32: their types may change with the first round.
+    No guess is made where the optimiser keeps the best round, because a loss decides which one it
+    is; with a schedule from Python, which answers about real rounds only; and with a custom model
+    whose parameters are not all float32, because their types may change in the first round.
     """
     federations = [run.federation for run in batch]
     _, params, _, memory = batch[0].at
@@ -174,8 +174,8 @@ class _Stretch(NamedTuple):
 class AheadEngine:
     """The engine of an accelerator, which begins rounds on a guess.
 
-    A stretch that has ended is read round by round: `prepare_rounds` returns the next round as it
-    was guessed, or prices it anew where the guess was wrong.
+    The rounds of a stretch that has ended are closed one by one: `prepare_rounds` returns the next
+    one as it was guessed, or prices another one if the guess was wrong.
     """
 
     def __init__(

@@ -10,8 +10,9 @@ With several local steps (noise at each) the clients' models differ, and the rou
 cohort client by client instead; memory stays that of two models and one client's rows.
 
 The inputs of a round (`Orders`) are packed into one array of bits, because a transfer to an
-accelerator costs more than its bytes. A batch has one of a few numbers of seats: a run sits in a
-seat until it is over, and the seats shrink when half of them are empty.
+accelerator costs more than its bytes. A compiled round has a fixed number of seats, each for one
+run. A run keeps its seat until it is over; when half of the seats are empty, a program with fewer
+seats takes over.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ DIVIDED, BY_DEVICE, WHOLE = _spec(None, AXIS), _spec(AXIS), _spec()
 
 
 class Packing(NamedTuple):
-    """How to unpack it: the tree's structure, and shape (without runs) and type of each leaf."""
+    """How words are unpacked: the tree's structure, shape (without runs) and type of each leaf."""
 
     structure: Any
     leaves: tuple[tuple[Shape, str], ...]
@@ -140,9 +141,10 @@ class RoundOptions(NamedTuple):
 
     @property
     def share(self) -> Share | None:
-        """Who evaluates: devices of one CPU share its cores, so that each takes a part.
+        """How devices divide the evaluation; None where each of them evaluates all rows.
 
-        Others evaluate alike, each on all rows: that needs no second all-reduce.
+        Devices made of one CPU share its cores, so that each takes a part. Real devices work side
+        by side: without a division they need no second all-reduce.
         """
         is_one_cpu = not _has_accelerator() and jax.process_count() == 1
         return Share(AXIS, self.mesh.size) if self.mesh is not None and is_one_cpu else None
@@ -254,8 +256,8 @@ def finish_step(
 ) -> tuple[Params, dict[str, Params], list[Array]]:
     """Apply the server's optimiser to the averaged upload, and evaluate on the validation rows.
 
-    Returns the next model, the optimiser's models, and loss, accuracy, what steers, and what steers
-    of the model that the run would return now.
+    Returns the next model, the optimiser's models, and four scores: loss, accuracy, the signal, and
+    the signal of the model that the run would return now.
     """
     if numbers is None:
         loss, accuracy, signal = clipping.judge_public(model, averaged, *valid, metric, share)
@@ -287,27 +289,32 @@ def _separate_rows(x: Any) -> tuple[Array, Array]:
 
 
 def _take_one_step(
-    model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array, how: RoundOptions
+    model: JaxModel,
+    rows: StackedRows,
+    params: Params,
+    order: Orders,
+    key: Array,
+    options: RoundOptions,
 ) -> Params:
     """Return w − Σ_i p_i·(η/n_i)·Σ_m clip(g_m) + one draw for all the clients' noise."""
     coefficient = order.weight * order.rate / rows.samples
     if order.members is None:
-        weight = weigh_rows(_weigh_owners(coefficient, rows, how), rows.y, order.class_weights)
+        weight = weigh_rows(_weigh_owners(coefficient, rows, options), rows.y, order.class_weights)
         step = clipping.clipped_sum(model, params, rows.x, rows.y, weight, order.clip)
-        if how.mesh is not None:
+        if options.mesh is not None:
             flat, restore = ravel_pytree(step)
             step = restore(_psum(flat, AXIS))  # one array: one all-reduce
     elif _has_accelerator():  # it wants few, large products
-        x, y, mine = jax.vmap(lambda i: _slice_client(rows, i, how.longest))(order.members)
-        weight = jnp.where(mine, coefficient[order.members][:, None], 0)
+        x, y, is_own = jax.vmap(lambda i: _slice_client(rows, i, options.longest))(order.members)
+        weight = jnp.where(is_own, coefficient[order.members][:, None], 0)
         x, y, weight = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (x, y, weight))
         weight = weigh_rows(weight, y, order.class_weights)
         step = clipping.clipped_sum(model, params, x, y, weight, order.clip)
     else:
 
         def client(total: Params, i: Array) -> tuple[Params, None]:
-            x, y, mine = _slice_client(rows, i, how.longest)
-            weight = weigh_rows(jnp.where(mine, coefficient[i], 0), y, order.class_weights)
+            x, y, is_own = _slice_client(rows, i, options.longest)
+            weight = weigh_rows(jnp.where(is_own, coefficient[i], 0), y, order.class_weights)
             client_sum = clipping.clipped_sum(model, params, x, y, weight, order.clip)
             return jax.tree.map(jnp.add, total, client_sum), None
 
@@ -316,9 +323,9 @@ def _take_one_step(
     return jax.tree.map(lambda w, g, z: w - g + z, params, step, noise)
 
 
-def _weigh_owners(weight: Array, rows: StackedRows, how: RoundOptions) -> Array:
+def _weigh_owners(weight: Array, rows: StackedRows, options: RoundOptions) -> Array:
     """Return the weight of each row's client; 0 where a row fills up a device's share."""
-    if how.mesh is None:
+    if options.mesh is None:
         return weight[rows.owner]
     return weight.at[rows.owner].get(mode="fill", fill_value=0)
 
@@ -333,7 +340,7 @@ def weigh_rows(weight: Array, y: Array, class_weights: Array | None) -> Array:
 
 
 def _slice_client(rows: StackedRows, i: Array, longest: int) -> tuple[Any, Array, Array]:
-    """Return `longest` rows that contain those of client i, their labels, and which are its own."""
+    """Return `longest` rows that contain client i's, their labels, and which are client i's."""
     first = (jnp.cumsum(rows.samples) - rows.samples)[i]
     # A window that would end beyond the data is moved back; rows of other clients weigh nothing.
     start = jnp.minimum(first.astype(int), rows.y.shape[0] - longest)
@@ -351,8 +358,8 @@ def _take_several_steps(
     steps, clients = order.sigma.shape
 
     def client(total: Params, i: Array) -> tuple[Params, None]:
-        x, y, mine = _slice_client(rows, i, longest)
-        weight = jnp.where(mine, order.rate / rows.samples[i], 0)
+        x, y, is_own = _slice_client(rows, i, longest)
+        weight = jnp.where(is_own, order.rate / rows.samples[i], 0)
         weight = weigh_rows(weight, y, order.class_weights)
 
         def step(e: Array, w: Params) -> Params:
@@ -372,14 +379,19 @@ def _take_several_steps(
 
 
 def _average_client_losses(
-    model: JaxModel, rows: StackedRows, params: Params, order: Orders, key: Array, how: RoundOptions
+    model: JaxModel,
+    rows: StackedRows,
+    params: Params,
+    order: Orders,
+    key: Array,
+    options: RoundOptions,
 ) -> Array:
     """Return Σ_i p_i·(mean of client i's losses before the step, clipped to [0, B]) + noise."""
     plain, is_clean = _separate_rows(rows.x)
     row_losses = jnp.where(is_clean, clipping.compute_losses(model, params, plain, rows.y), jnp.inf)
     row_losses = jnp.clip(jnp.nan_to_num(row_losses, nan=jnp.inf, posinf=jnp.inf), 0, order.bound)
-    mean = jnp.sum(_weigh_owners(order.weight / rows.samples, rows, how) * row_losses)
-    mean = mean if how.mesh is None else _psum(mean, AXIS)
+    mean = jnp.sum(_weigh_owners(order.weight / rows.samples, rows, options) * row_losses)
+    mean = mean if options.mesh is None else _psum(mean, AXIS)
     noise = jax.random.normal(jax.random.fold_in(key, np.uint32(2**32 - 1)), (), mean.dtype)
     return cast(Array, mean + order.signal_std * noise)
 
@@ -529,9 +541,9 @@ def choose_members(
     """Return the K clients that each run's round goes through, or None: all rows at once.
 
     Where K < U the rows of the other clients need not be read. With several local steps the round
-    goes client by client anyway. With one step that pays where a client has enough rows to keep a
-    CPU busy, and on an accelerator, which copies the rows, where the cohorts have half of them, or
-    the only one has four fifths.
+    goes client by client anyway. With one step it does so on a CPU if a client has enough rows to
+    keep it busy. An accelerator copies the cohorts' rows side by side; that pays if they are at
+    most half of all rows, and for a single run up to four fifths.
     """
     size = max(federation.terms.per_round for federation in federations)
     first = federations[0]
@@ -641,7 +653,7 @@ class Seating(NamedTuple):
     always: dict[str, NDArray[Any]]  # inputs that stay the same in all rounds
 
     def is_too_large(self, opened: PreparedRounds) -> bool:
-        """Return whether half of the seats are enough; also where there are none yet."""
+        """Return whether half of the seats are enough; True also before there are any seats."""
         return 2 * len(opened) <= len(self.runs) or not self.runs
 
 

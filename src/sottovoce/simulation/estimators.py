@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -68,12 +67,14 @@ class _PrivateFederatedModel:
         classes: int,
         target: tuple[float, float] | None = None,
     ) -> Self:
-        """Deal the rows, play the run, and keep what came of it; `target` is a number's range."""
-        if not (isinstance(self.held_out, Real) and 0 < self.held_out < 1):
-            raise InputError.of("held_out", self.held_out, "above 0 and below 1", "0.1 is usual")
-        if isinstance(self.settings, str) or not isinstance(self.settings, Iterable):
+        """Deal the rows, play the run, and store its result; `target` is a number's range."""
+        held_out: Any = self.held_out  # scikit-learn sets any value
+        settings: Any = self.settings
+        if not isinstance(held_out, int | float | np.number) or not 0 < held_out < 1:
+            raise InputError.of("held_out", held_out, "above 0 and below 1", "0.1 is usual")
+        if isinstance(settings, str) or not isinstance(settings, Iterable):
             remedy = "write ('model.hidden=32',)"
-            raise InputError.of("settings", self.settings, "a tuple of KEY=VALUE", remedy)
+            raise InputError.of("settings", settings, "a tuple of KEY=VALUE", remedy)
         random = check_random_state(self.random_state)
         # An order of one's own for each draw: rows are set aside, then dealt.
         order, seed = random.permutation(len(y)), int(random.randint(2**31))

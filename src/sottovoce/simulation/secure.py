@@ -105,8 +105,8 @@ def make_parties(federation: Federation) -> list[Party]:
     sum_protocol.choose_threshold(terms.per_round, terms.honest, terms.corrupt)
     keys = [Ed25519PrivateKey.generate() for _ in federation.samples]
     roster = frozenset(sum_protocol.name_key(key.public_key()) for key in keys)
-    own = SumTerms(roster, terms.honest, terms.corrupt)
-    return [Party(key, own, MemoryNotes()) for key in keys]
+    sum_terms = SumTerms(roster, terms.honest, terms.corrupt)
+    return [Party(key, sum_terms, MemoryNotes()) for key in keys]
 
 
 def sum_uploads(
