@@ -16,13 +16,7 @@ from sottovoce.errors import PlanError, RunError
 from sottovoce.models.base import flatten_parameters
 from sottovoce.schedules import optimizer
 from sottovoce.schedules.aggregate import weigh_by_samples
-from sottovoce.schedules.optimizer import (
-    Decay,
-    ExponentialAverage,
-    Finish,
-    Marks,
-    TailAverage,
-)
+from sottovoce.schedules.optimizer import Finish, Marks
 from sottovoce.server.coordinator import Patience, conduct
 from sottovoce.server.federation import score_model
 from sottovoce.simulation import secure as released
@@ -57,26 +51,25 @@ def naive(own: Finish, first, averaged, losses=()):
         v = sum(beta ** (t - s) * step for s, step in enumerate(steps))
         scale = {"linear": 1 - t / horizon, "cosine": math.cos(math.pi * t / horizon / 2) ** 2,
                  "root": (1 + t) ** -0.5}  # fmt: skip
-        sent.append(sent[-1] + (1.0 if own.decay is None else scale[own.decay.kind]) * v)
+        sent.append(sent[-1] + (1.0 if own.decay is None else scale[own.decay]) * v)
     offers = sent[1:]
-    if isinstance(own.average, TailAverage):
-        begin = math.floor((1 - own.average.fraction) * horizon)
+    if own.tail is not None:
+        begin = math.floor((1 - own.tail) * horizon)
         offers = [np.mean(sent[min(begin, t) + 1 : t + 2], axis=0) if t >= begin else w
                   for t, w in enumerate(offers)]  # fmt: skip
-    if isinstance(own.average, ExponentialAverage):
+    if own.keep is not None:
         kept, offers = 0.0, []
         for t, w in enumerate(sent[1:]):
-            share = max(1 - own.average.keep, 1 / (t + 1))
+            share = max(1 - own.keep, 1 / (t + 1))
             kept = (1 - share) * kept + share * w
             offers.append(kept)
     return sent, offers[int(np.argmin(losses)) if own.best else -1]
 
 
 @pytest.mark.parametrize("own", [
-    Finish(), Finish(0.9), Finish(decay=Decay("linear")), Finish(decay=Decay("cosine")),
-    Finish(decay=Decay("root")), Finish(average=ExponentialAverage(0.8)),
-    Finish(average=TailAverage(0.3)), Finish(average=TailAverage(1.0)), Finish(best=True),
-    Finish(0.5, Decay("root"), TailAverage(0.7), best=True),
+    Finish(), Finish(0.9), Finish(decay="linear"), Finish(decay="cosine"), Finish(decay="root"),
+    Finish(keep=0.8), Finish(tail=0.3), Finish(tail=1.0), Finish(best=True),
+    Finish(0.5, "root", tail=0.7, best=True),
 ])  # fmt: skip
 def test_the_parts_are_what_their_formulas_say(own):
     """Against the naive sums, for random uploads and losses."""
@@ -105,7 +98,7 @@ def test_the_compiled_round_does_what_numpy_does(name):
     x, y = samples(model)
     rows, p = rows_of(x.astype(np.float32), y), weigh_by_samples(SIZES, np.ones(len(SIZES), bool))
     batch = jax.tree.map(lambda w: w[None], model.init(jax.random.key(1)))
-    own = Finish(0.5, Decay("linear"), ExponentialAverage(0.6), best=True)
+    own = Finish(0.5, "linear", keep=0.6, best=True)
     first = flatten_parameters(jax.tree.map(lambda w: w[0], batch))
     memory, order = own.begin(first), orders(p, 0.5)
     stacked = {part: jax.tree.map(lambda w: jnp.asarray(w)[None], model.unflatten(dict(kept)))
@@ -300,7 +293,7 @@ def test_a_damaged_memory_is_no_run(tmp_path):
 
 
 def test_a_run_that_ends_before_its_tail_says_so():
-    assert Finish(average=TailAverage(0.5)).describe(Marks(0)) == "the model is the newest iterate"
+    assert Finish(tail=0.5).describe(Marks(0)) == "the model is the newest iterate"
 
 
 @pytest.mark.slow

@@ -323,15 +323,11 @@ class Server(Section):
 
     def finish(self) -> optimizer.Finish:
         """Build the server's optimiser, which costs no privacy."""
-        average: optimizer.ExponentialAverage | optimizer.TailAverage | None = None
-        if self.average == "exponential":
-            average = optimizer.ExponentialAverage(self.keep or 0.0)
-        elif self.average == "tail":
-            average = optimizer.TailAverage(self.tail or 0.0)
         return optimizer.Finish(
             momentum=self.momentum,
-            decay=None if self.decay is None else optimizer.Decay(self.decay),
-            average=average,
+            decay=self.decay,
+            keep=self.keep,
+            tail=self.tail,
             best=self.choose == "best",
         )
 

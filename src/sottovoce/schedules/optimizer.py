@@ -27,74 +27,6 @@ Leaves: TypeAlias = Mapping[Any, Any]  # a model: name → array
 Memory: TypeAlias = dict[str, Leaves]  # models kept from round to round: velocity, average, best
 
 
-@dataclass(frozen=True)
-class Decay:
-    """s_t, the factor of the step of round t of T: large at first, small when noise dominates.
-
-    linear 1 − t/T, cosine (1 + cos πt/T)/2, root 1/√(1 + t).
-
-    >>> [Decay("linear").scale(t, 4) for t in range(4)]
-    [1.0, 0.75, 0.5, 0.25]
-    """
-
-    kind: DecayKind
-
-    def scale(self, t: int, horizon: int) -> float:
-        """Return s_t; a horizon that shrank below t counts as t + 1."""
-        if self.kind == "root":
-            return 1 / math.sqrt(1 + t)
-        done = t / max(horizon, t + 1)
-        return 1 - done if self.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
-
-
-@dataclass(frozen=True)
-class ExponentialAverage:
-    """a ← κa + (1 − κ)w; the first 1/(1 − κ) iterates get a plain mean, so that w⁰ does not count.
-
-    >>> [round(ExponentialAverage(0.5).share(n, 0, 1), 2) for n in range(3)]
-    [1.0, 0.5, 0.5]
-    """
-
-    keep: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.keep < 1:
-            remedy = "0.9 averages about ten iterates"
-            raise InputError.of("keep", self.keep, "above 0 and below 1", remedy)
-
-    def counts(self, t: int, horizon: int) -> bool:
-        """Return whether the iterate of round t is averaged: always."""
-        return True
-
-    def share(self, averaged: int, t: int, horizon: int) -> float:
-        """Return the weight of the newest iterate after `averaged` others."""
-        return max(1 - self.keep, 1 / (1 + averaged))
-
-
-@dataclass(frozen=True)
-class TailAverage:
-    """The mean of the iterates of the last rounds, a `fraction` of all.
-
-    >>> [round(TailAverage(0.5).share(max(0, t - 2), t, 4), 2) for t in range(4)]
-    [1, 1, 1.0, 0.5]
-    """
-
-    fraction: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            remedy = "0.5 averages the second half"
-            raise InputError.of("tail", self.fraction, "above 0 and at most 1", remedy)
-
-    def counts(self, t: int, horizon: int) -> bool:
-        """Return whether round t is one of the last: t + 1 > (1 − fraction)·T."""
-        return t + 1 > (1 - self.fraction) * horizon
-
-    def share(self, averaged: int, t: int, horizon: int) -> float:
-        """Return 1/(1 + averaged) in the last rounds; before them the newest iterate is all."""
-        return 1 / (1 + averaged) if self.counts(t, horizon) else 1
-
-
 OPTIMIZER = "optimizer"  # the name of a transformation's state among the models that are kept
 
 
@@ -132,13 +64,27 @@ class StepResult(NamedTuple):
 class Finish:
     """The server's optimiser of a plan; by default the averaged upload is the next model.
 
+    With `decay` the step of round t of T has the factor s_t, large at first, small when noise
+    dominates: linear 1 − t/T, cosine (1 + cos πt/T)/2, root 1/√(1 + t).
+
+    With `keep` κ the final model is a running average, a ← κa + (1 − κ)w; the first 1/(1 − κ)
+    iterates get a plain mean, so that w⁰ does not count. With `tail` it is the mean of the iterates
+    of the last rounds, this fraction of all.
+
     >>> Finish().idle, Finish(momentum=0.5, best=True).memory_names
     (True, ('velocity', 'best'))
+    >>> [Finish(decay="linear").step_inputs(Marks(), t, 4).scale for t in range(4)]
+    [1.0, 0.75, 0.5, 0.25]
+    >>> [round(Finish(keep=0.5).step_inputs(Marks(n), n, 9).share, 2) for n in range(3)]
+    [1.0, 0.5, 0.5]
+    >>> [Finish(tail=0.5).step_inputs(Marks(max(0, t - 2)), t, 4).share for t in range(4)]
+    [1.0, 1.0, 1.0, 0.5]
     """
 
     momentum: float | None = None  # β of v ← βv + (w̄ − w): steps add up, noise adds up less
-    decay: Decay | None = None
-    average: ExponentialAverage | TailAverage | None = None
+    decay: DecayKind | None = None
+    keep: float | None = None
+    tail: float | None = None
     best: bool = False
     transformation: Any = None  # an `OptaxStep`, which has a state of arrays in the memory
     is_step_free: bool = False  # whether `Marks.step` may differ from 1
@@ -149,9 +95,15 @@ class Finish:
                 "optimizer takes the place of server.momentum and server.decay; leave them out and "
                 "put them into the transformation"
             )
-        if self.momentum is not None and not 0 < self.momentum < 1:
-            remedy = "0.5 doubles a step in the long run"
-            raise InputError.of("momentum", self.momentum, "above 0 and below 1", remedy)
+        for name, remedy in (
+            ("momentum", "0.5 doubles a step in the long run"),
+            ("keep", "0.9 averages about ten iterates"),
+        ):
+            if (value := getattr(self, name)) is not None and not 0 < value < 1:
+                raise InputError.of(name, value, "above 0 and below 1", remedy)
+        if self.tail is not None and not 0 < self.tail <= 1:
+            remedy = "0.5 averages the second half"
+            raise InputError.of("tail", self.tail, "above 0 and at most 1", remedy)
 
     @property
     def idle(self) -> bool:
@@ -161,9 +113,13 @@ class Finish:
     @property
     def memory_names(self) -> tuple[str, ...]:
         """The names of what is kept besides the newest model."""
-        settings: dict[str, Any] = {"velocity": self.momentum, "average": self.average}
-        settings |= {"best": self.best or None, OPTIMIZER: self.transformation}
-        return tuple(name for name, setting in settings.items() if setting is not None)
+        is_kept = {
+            "velocity": self.momentum is not None,
+            "average": self.keep is not None or self.tail is not None,
+            "best": self.best,
+            OPTIMIZER: self.transformation is not None,
+        }
+        return tuple(name for name, kept in is_kept.items() if kept)
 
     def begin(self, first: Leaves) -> Memory:
         """Return the memory before the first round."""
@@ -174,23 +130,35 @@ class Finish:
         return dict(memory)
 
     def step_inputs(self, marks: Marks, t: int, horizon: int) -> StepInputs:
-        """Return the inputs of the step of round t.
+        """Return the inputs of the step of round t; a horizon below t counts as t + 1.
 
-        >>> Finish(decay=Decay("linear")).step_inputs(Marks(), 1, 4)
+        >>> Finish(decay="linear").step_inputs(Marks(), 1, 4)
         StepInputs(momentum=0.0, scale=0.75, share=1.0, best=inf, transformation=None)
         """
-        average = self.average
+        done, share = t / max(horizon, t + 1), 1.0
+        scales = {"linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
+        scales["root"] = 1 / math.sqrt(1 + t)
+        if self._is_averaged(t, horizon):
+            share = max(1 - (self.keep or 1.0), 1 / (1 + marks.averaged))
         return StepInputs(
             momentum=self.momentum or 0.0,
-            scale=marks.step * (1.0 if self.decay is None else self.decay.scale(t, horizon)),
-            share=1.0 if average is None else float(average.share(marks.averaged, t, horizon)),
+            scale=marks.step * (1.0 if self.decay is None else scales[self.decay]),
+            share=share,
             best=marks.best,
             transformation=self.transformation,
         )
 
+    def _is_averaged(self, t: int, horizon: int) -> bool:
+        """Return whether the iterate of round t is averaged: with `tail`, if t + 1 > (1 − tail)·T.
+
+        Before that the newest iterate alone is the average.
+        """
+        is_late = self.tail is not None and t + 1 > (1 - self.tail) * horizon
+        return is_late or self.keep is not None
+
     def update_marks(self, marks: Marks, t: int, horizon: int, offered: float) -> Marks:
         """Return the marks after round t, whose candidate has the public loss `offered`."""
-        if self.average is not None and self.average.counts(t, horizon):
+        if self._is_averaged(t, horizon):
             marks = marks._replace(averaged=marks.averaged + 1)
         if self.best and offered < marks.best:
             marks = marks._replace(best=offered, chosen=t + 1)
@@ -208,7 +176,7 @@ class Finish:
     ) -> StepResult:
         """Take the step of round t in numpy; `best` alone needs `loss`, on the public rows.
 
-        >>> done = Finish(decay=Decay("linear")).close(
+        >>> done = Finish(decay="linear").close(
         ...     Marks(), 2, 4, {}, {"w": np.zeros(1)}, {"w": np.ones(1)}, loss=lambda _: 0.0)
         >>> done.params["w"].tolist()
         [0.5]
@@ -227,7 +195,7 @@ class Finish:
     def describe(self, marks: Marks) -> str | None:
         """Describe what was done, for a run record; None if nothing was.
 
-        >>> Finish(average=TailAverage(0.5)).describe(Marks(3))
+        >>> Finish(tail=0.5).describe(Marks(3))
         'the model is the mean of the last 3 iterates'
         """
         texts = []
@@ -238,10 +206,10 @@ class Finish:
         if self.momentum is not None:
             texts.append(f"steps carry on with momentum {self.momentum:g}")
         if self.decay is not None:
-            texts.append(f"steps get shorter ({self.decay.kind})")
-        if isinstance(self.average, ExponentialAverage):
-            texts.append(f"the model is a running average of the iterates ({self.average.keep:g})")
-        if isinstance(self.average, TailAverage):
+            texts.append(f"steps get shorter ({self.decay})")
+        if self.keep is not None:
+            texts.append(f"the model is a running average of the iterates ({self.keep:g})")
+        if self.tail is not None:
             mean = f"the mean of the last {marks.averaged} iterates"
             texts.append(f"the model is {mean if marks.averaged else 'the newest iterate'}")
         if self.best:
