@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.extend.core import Literal
+from jax.sharding import Mesh
 
 from sottovoce.errors import InputError
 from sottovoce.models.base import MOST_CANCELLED, Inspected, JaxModel, Params, precision
@@ -530,31 +531,24 @@ def answer_models(
     return answers
 
 
-class Share(NamedTuple):
-    """The devices that divide rows among them: the name of their axis, and their number."""
-
-    axis: str
-    devices: int
-
-
 def judge_public(
     model: JaxModel,
     params: Params,
     x: Array,
     y: Array,
     metric: str | None,
-    share: Share | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Array, Array, Array]:
     """Return loss and accuracy on public rows, and what schedules and `server.choose` make small.
 
-    That is the loss, or with a metric of the plan what is missing of it. With `share` each device
-    looks at its part of the rows.
+    That is the loss, or with a metric of the plan what is missing of it. With `mesh` each of its
+    devices looks at a part of the rows.
     """
-    if share is None:
+    if mesh is None:
         loss, accuracy = evaluate(model, params, x, y)
         answers = answer(model, params, x) if metric is not None else None
     else:
-        loss, accuracy, answers = _judge_part(model, params, x, y, share, metric is not None)
+        loss, accuracy, answers = _judge_part(model, params, x, y, mesh, metric is not None)
     if metric is None or answers is None:
         return loss, accuracy, loss
     predicted, scores = answers
@@ -565,11 +559,11 @@ def judge_public(
 
 
 def _judge_part(
-    model: JaxModel, params: Params, x: Array, y: Array, share: Share, has_metric: bool
+    model: JaxModel, params: Params, x: Array, y: Array, mesh: Mesh, has_metric: bool
 ) -> tuple[Array, Array, tuple[Array, Array] | None]:
     """Return `evaluate` and, with a metric, `answer` of all rows; this device computes its part."""
-    rows, size = len(y), -(-len(y) // share.devices)
-    first = size * jax.lax.axis_index(share.axis)
+    rows, size, axis = len(y), -(-len(y) // mesh.size), mesh.axis_names[0]
+    first = size * jax.lax.axis_index(axis)
     start = jnp.minimum(first, rows - size)  # the last parts are moved back to end with the rows
     x, y = (jax.lax.dynamic_slice_in_dim(leaf, start, size) for leaf in (x, y))
     where = start + jnp.arange(size)
@@ -579,7 +573,7 @@ def _judge_part(
         for part in answer(model, params, x):
             part = jnp.where(is_new.reshape(-1, *[1] * (part.ndim - 1)), part, 0)
             sums += (jnp.zeros((rows, *part.shape[1:]), part.dtype).at[where].add(part),)
-    loss, accuracy, *answers = cast(Any, jax.lax).psum(sums, share.axis)
+    loss, accuracy, *answers = cast(Any, jax.lax).psum(sums, axis)
     return loss, accuracy, (answers[0], answers[1]) if has_metric else None
 
 

@@ -79,20 +79,15 @@ class Softmax(base.NamedModel):
 
 
 def compute_loss(scores: Array, y: Array, number_loss: str | None) -> Array:
-    """Return the loss of every row: the cross-entropy, or that of a number."""
+    """Return the loss of every row: the cross-entropy −log softmax(scores)_y, or a number's."""
     if number_loss is None:
-        return cross_entropy(scores, y)
+        logs = jax.nn.log_softmax(scores)
+        return -jnp.take_along_axis(logs, y[:, None], axis=1)[:, 0]
     missed = scores[:, 0] - y
     if number_loss == "squared":
         return missed**2 / 2
     near = jnp.clip(jnp.abs(missed), 0, HUBER)
     return near * (jnp.abs(missed) - near / 2)
-
-
-def cross_entropy(scores: Array, y: Array) -> Array:
-    """Return −log softmax(scores)_y for every row."""
-    logs = jax.nn.log_softmax(scores)
-    return -jnp.take_along_axis(logs, y[:, None], axis=1)[:, 0]
 
 
 def score_errors(scores: Array, y: Array, number_loss: str | None = None) -> Array:
@@ -109,20 +104,15 @@ def score_errors(scores: Array, y: Array, number_loss: str | None = None) -> Arr
     return jnp.where(is_label, -jnp.sum(others, axis=1, keepdims=True), others)
 
 
-def compute_loss_numpy(scores: Floats, y: NDArray[Any], number_loss: str | None) -> Floats:
+def compute_loss_numpy(scores: Floats, y: NDArray[Any], number_loss: str | None = None) -> Floats:
     """Return `compute_loss` in numpy."""
     if number_loss is None:
-        return cross_entropy_numpy(scores, y)
+        scores = scores - np.max(scores, axis=1, keepdims=True)
+        picked = scores[np.arange(len(y)), y]
+        return np.asarray(np.log(np.sum(np.exp(np.maximum(scores, LEAST_SCORE)), axis=1)) - picked)
     missed = np.abs(scores[:, 0] - y)
     near = missed if number_loss == "squared" else np.minimum(missed, HUBER)
     return np.asarray(near * (missed - near / 2))
-
-
-def cross_entropy_numpy(scores: Floats, y: NDArray[Any]) -> Floats:
-    """Return `cross_entropy` in numpy."""
-    scores = scores - np.max(scores, axis=1, keepdims=True)
-    picked = scores[np.arange(len(y)), y]
-    return np.asarray(np.log(np.sum(np.exp(np.maximum(scores, LEAST_SCORE)), axis=1)) - picked)
 
 
 def score_errors_numpy(scores: Floats, y: NDArray[Any], number_loss: str | None = None) -> Floats:

@@ -38,7 +38,6 @@ from sottovoce.data.streaming import is_stored
 from sottovoce.errors import RunError
 from sottovoce.models import clipping
 from sottovoce.models.base import Inspected, JaxModel, Model, Params, flatten_parameters
-from sottovoce.models.clipping import Share
 from sottovoce.privacy import seeds as seeding
 from sottovoce.privacy.seeds import Purpose
 from sottovoce.privacy.tank import stack_rows
@@ -140,14 +139,14 @@ class RoundOptions(NamedTuple):
     mesh: Mesh | None = None  # the devices among which rows are divided
 
     @property
-    def share(self) -> Share | None:
-        """How devices divide the evaluation; None where each of them evaluates all rows.
+    def evaluating_mesh(self) -> Mesh | None:
+        """The devices that divide the evaluation; None where each of them evaluates all rows.
 
         Devices made of one CPU share its cores, so that each takes a part. Real devices work side
         by side: without a division they need no second all-reduce.
         """
         is_one_cpu = not _has_accelerator() and jax.process_count() == 1
-        return Share(AXIS, self.mesh.size) if self.mesh is not None and is_one_cpu else None
+        return self.mesh if is_one_cpu else None
 
 
 def play_round(
@@ -228,7 +227,7 @@ def _compute_runs(
             new = _take_several_steps(model, data, params, order, key, options.longest)
         valid = data.valid_x, data.valid_y
         new, memory, score = finish_step(
-            model, params, new, memory, order.finish, valid, options.metric, options.share
+            model, params, new, memory, order.finish, valid, options.metric, options.evaluating_mesh
         )
         if options.signal == "raw":
             plain, is_clean = _separate_rows(data.x)
@@ -252,7 +251,7 @@ def finish_step(
     numbers: StepInputs | None,
     valid: tuple[Array, Array],
     metric: str | None,
-    share: Share | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Params, dict[str, Params], list[Array]]:
     """Apply the server's optimiser to the averaged upload, and evaluate on the validation rows.
 
@@ -260,7 +259,7 @@ def finish_step(
     the signal of the model that the run would return now.
     """
     if numbers is None:
-        loss, accuracy, signal = clipping.judge_public(model, averaged, *valid, metric, share)
+        loss, accuracy, signal = clipping.judge_public(model, averaged, *valid, metric, mesh)
         return averaged, memory, [loss, accuracy, signal, signal]
     structure = jax.tree.structure(params)
     flat = [dict(enumerate(jax.tree.leaves(tree))) for tree in (params, averaged)]
@@ -269,12 +268,12 @@ def finish_step(
     }
     leaves, kept_models = optimizer.take_step(numbers, kept_models, *flat)
     new = jax.tree.unflatten(structure, list(leaves.values()))
-    loss, accuracy, signal = clipping.judge_public(model, new, *valid, metric, share)
+    loss, accuracy, signal = clipping.judge_public(model, new, *valid, metric, mesh)
     offered = signal
     if "best" in kept_models:
         if "average" in kept_models:
             average = jax.tree.unflatten(structure, list(kept_models["average"].values()))
-            offered = clipping.judge_public(model, average, *valid, metric, share)[2]
+            offered = clipping.judge_public(model, average, *valid, metric, mesh)[2]
         kept_models = optimizer.keep_better(kept_models, leaves, offered < numbers.best, jnp.where)
     memory = {
         kind: jax.tree.unflatten(jax.tree.structure(memory[kind]), list(leaves.values()))

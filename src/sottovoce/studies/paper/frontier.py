@@ -292,7 +292,7 @@ def fit_layer(x: NDArray[Any], y: NDArray[Any], classes: int) -> Floats:
     """
     from scipy.optimize import minimize
 
-    from sottovoce.models.softmax import cross_entropy_numpy, score_errors_numpy
+    from sottovoce.models.softmax import compute_loss_numpy, score_errors_numpy
 
     rows = np.column_stack([x, np.ones(len(x))]).astype(np.float64)
 
@@ -300,7 +300,7 @@ def fit_layer(x: NDArray[Any], y: NDArray[Any], classes: int) -> Floats:
         w = flat.reshape(rows.shape[1], classes)
         scores, held = rows @ w, w.copy()
         held[-1] = 0
-        loss = float(np.mean(cross_entropy_numpy(scores, y)))
+        loss = float(np.mean(compute_loss_numpy(scores, y)))
         slope = rows.T @ score_errors_numpy(scores, y) / len(rows) + PENALTY * held
         return loss + PENALTY / 2 * float(np.sum(held**2)), slope.ravel()
 
