@@ -98,6 +98,17 @@ def test_parameters_that_no_step_can_move_are_refused(others, found):
     )
 
 
+def test_parameters_of_one_name_are_refused():
+    """One of them would be missing in the model that is stored."""
+    model = custom(
+        lambda key: {"head": {"w": jnp.zeros((4, 3))}, "head/w": jnp.zeros((4, 3))},
+        lambda p, x: x @ p["head"]["w"] + x @ p["head/w"],
+        lambda scores, y: scores[:, 0],
+    )
+    with pytest.raises(InputError, match=r"a parameter's name must be .*, got 'head/w'; rename"):
+        require_fitting(model, 4, 3, is_number=False)
+
+
 def test_initial_values_fill_their_interval():
     params = Cnn((16, 16, 2), channels=8, classes=10).init(jax.random.key(1))
     for name, fan_in in {"kernel": 50, "bias": 50, "w": 3200, "b": 3200}.items():

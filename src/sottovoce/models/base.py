@@ -510,7 +510,11 @@ def _describe_tree(model: JaxModel) -> tuple[list[str], Any, list[tuple[int, ...
     """Return names of a model's leaves, the tree they make, and their shapes; once per model."""
     form = jax.eval_shape(model.init, jax.random.key(0))
     paths, tree = jax.tree_util.tree_flatten_with_path(form)
-    return [_name_leaf(path) for path, _ in paths], tree, [leaf.shape for _, leaf in paths]
+    names = [_name_leaf(path) for path, _ in paths]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        bound = "that of one parameter: levels of the tree are joined by /"
+        raise InputError.of("a parameter's name", repeated[0], bound, "rename one of the two")
+    return names, tree, [leaf.shape for _, leaf in paths]
 
 
 def _name_leaf(path: tuple[Any, ...]) -> str:
