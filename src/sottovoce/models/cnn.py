@@ -200,8 +200,8 @@ def choose_tile(model: Cnn) -> tuple[int, int]:
     """
     channels, height, width = model.map_shape
     sides = range(1, MOST_PLACES + 1)
-    every = [(a, b) for a in sides for b in sides if height % a == 0 and width % b == 0]
-    fitting = [(a, b) for a, b in every if a * b * channels <= MOST_NUMBERS] or [(1, 1)]
+    dividing = [(a, b) for a in sides for b in sides if height % a == 0 and width % b == 0]
+    fitting = [(a, b) for a, b in dividing if a * b * channels <= MOST_NUMBERS] or [(1, 1)]
     # Many places in a small window, i.e. nearly square; wide ones are copied in longer runs.
     return max(fitting, key=lambda sides: (sides[0] * sides[1], -sum(sides), sides[1]))
 

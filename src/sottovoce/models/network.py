@@ -437,15 +437,15 @@ def _open_wordllama() -> OpenNetwork:
     (table,) = (np.asarray(array, np.float32) for array in stored.load(vectors).values())
 
     def run(samples: Floats) -> NDArray[Any]:
-        others = samples.shape[1] - TEXT_NUMBERS
-        if samples.ndim != 2 or others < 0:
+        columns = samples.shape[1] - TEXT_NUMBERS  # that stand beside the text
+        if samples.ndim != 2 or columns < 0:
             raise DataError("wordllama takes texts: name their column in data.text")
-        rows = np.zeros((len(samples), table.shape[1] + others), np.float32)
-        rows[:, table.shape[1] :] = samples[:, :others]
-        for row, text in zip(rows, unpack_texts(samples[:, others:]), strict=True):
+        rows = np.zeros((len(samples), table.shape[1] + columns), np.float32)
+        rows[:, table.shape[1] :] = samples[:, :columns]
+        for row, text in zip(rows, unpack_texts(samples[:, columns:]), strict=True):
             if ids := tokenizer.encode(text, add_special_tokens=False).ids:
                 mean = table[ids].mean(axis=0)
-                length = np.sqrt(np.sum(mean * mean)) / math.sqrt(max(1, others))
+                length = np.sqrt(np.sum(mean * mean)) / math.sqrt(max(1, columns))
                 row[: len(mean)] = mean / length if length else mean
         return rows
 

@@ -187,7 +187,7 @@ class AheadEngine:
         size = sum(leaf[0].nbytes for leaf in jax.tree.leaves((params, memory)))
         self.most: int = max(1, min(most, STACK_BYTES // (count_seats(len(batch)) * size)))
         self.steady = all(run.federation.schedule.steady for run in batch)
-        self.right = 0  # guesses in a row that were right
+        self.right_guesses = 0  # in a row
         self.pace, self.ended = math.inf, 0.0  # seconds per round, and when the newest one ended
         self.begun: deque[_Stretch] = deque()
         self.done: _Stretch | None = None  # the stretch that was read last, up to round `at`
@@ -206,9 +206,9 @@ class AheadEngine:
             rounds.is_same_round(batch[i].federation, batch[i].state, prepared)
             for i, prepared in opened.items()
         ):
-            self.right += 1
+            self.right_guesses += 1
             return opened
-        self.right = 0 if opened is not None else self.right
+        self.right_guesses = 0 if opened is not None else self.right_guesses
         for begun in self.begun:
             begun.stack.cancel()
         self.begun.clear()
@@ -232,11 +232,11 @@ class AheadEngine:
         if self.done is None or self.at == len(self.done.opened):
             self.done, self.at = self.begun.popleft(), 0
             stack = self.done.stack.result()
-            self.scores, self.made = np.asarray(stack.score), (stack.params, stack.memory)
+            self.scores, self.models = np.asarray(stack.score), (stack.params, stack.memory)
             waited, self.ended = max(self.ended, self.done.began), time.monotonic()
             self.pace = (self.ended - waited) / len(self.done.opened)
         return self.table.split_results(
-            self.seating, opened, self.scores[self.at], self.made, self.at
+            self.seating, opened, self.scores[self.at], self.models, self.at
         )
 
     def _find_guessed_round(self) -> PreparedRounds | None:
@@ -286,7 +286,7 @@ class AheadEngine:
 
     def _choose_length(self) -> int:
         """Return as many rounds as were guessed right in a row, so that few are wasted."""
-        sure = self.most if self.steady else max(1, min(self.right, FEWER))
+        sure = self.most if self.steady else max(1, min(self.right_guesses, FEWER))
         return max(1, min(self.most, sure, int(SECONDS / max(self.pace, 1e-6))))
 
     def _pack_stretch(self, stretch: list[BatchRound]) -> tuple[Words, Packing]:

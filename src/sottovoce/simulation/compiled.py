@@ -422,11 +422,11 @@ def choose_mesh(federation: Federation) -> Mesh | None:
     """Return the devices, of all hosts, that divide the rows of a run; None: one does it alone."""
     devices, plan = np.array(jax.devices()), federation.plan
     # Several local steps go client by client, and the signal `raw` asks for all rows.
-    alone = plan.local.steps > 1 or plan.server.signal == "raw" or plan.noise == "secure"
-    alone = alone or federation.samples.sum() < LEAST_ROWS * devices.size
+    is_alone = plan.local.steps > 1 or plan.server.signal == "raw" or plan.noise == "secure"
+    is_alone = is_alone or federation.samples.sum() < LEAST_ROWS * devices.size
     # A block that one host has read is on its own devices.
-    alone = alone or (jax.process_count() > 1 and is_stored(federation.held.train.x))
-    if devices.size == 1 or alone or not isinstance(federation.model, JaxModel):
+    is_alone = is_alone or (jax.process_count() > 1 and is_stored(federation.held.train.x))
+    if devices.size == 1 or is_alone or not isinstance(federation.model, JaxModel):
         return None
     return Mesh(devices, AXIS)
 
@@ -814,8 +814,8 @@ class CompiledEngine:
 
     def end_rounds(self, opened: PreparedRounds) -> Iterator[tuple[int, rounds.PlayedRound]]:
         """Wait for the scores."""
-        made = self.params, self.memory
-        return self.table.split_results(self.seating, opened, np.asarray(self.score), made)
+        models = self.params, self.memory
+        return self.table.split_results(self.seating, opened, np.asarray(self.score), models)
 
 
 def play_compiled(

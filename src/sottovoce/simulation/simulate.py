@@ -599,8 +599,8 @@ def _answer_batch(batch: list[BatchRun]) -> list[Final]:
 
 
 def _finish_run(i: int, run: BatchRun, began: datetime, final: Final) -> tuple[int, Trained]:
-    made = describe_run(run, "finished", began, final=final)
-    return i, Trained(made.to_dict(), run.federation.model, final[0])
+    run_record = describe_run(run, "finished", began, final=final)
+    return i, Trained(run_record.to_dict(), run.federation.model, final[0])
 
 
 def _group_runs(runs: list[tuple[Federation, int]], size: int) -> Iterator[list[int]]:
