@@ -36,7 +36,7 @@ def test_a_rehearsal_stopped_after_one_run_goes_on_to_the_same_plan(tmp_path, re
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        rehearse(plan, **settings, out=tmp_path / "stopped", told=stop)
+        rehearse(plan, **settings, out=tmp_path / "stopped", on_trial=stop)
     found = rehearse(plan, **settings, out=tmp_path / "stopped", resume=True)
     whole = rehearse(plan, **settings, out=tmp_path / "whole")
     assert tell_without_times(found) == tell_without_times(whole)
