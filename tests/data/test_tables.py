@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from sottovoce import Plan, load, reports, resume, simulate, simulate_many
 from sottovoce.data import tables as scanning
+from sottovoce.data.check import check_plan
 from sottovoce.data.tables import (
     Layout,
     Source,
@@ -27,6 +28,7 @@ from sottovoce.data.tables import (
     read_table,
 )
 from sottovoce.errors import DataError, InputError, PlanError, SottovoceError
+from sottovoce.flower.federate import deal
 from sottovoce.server.federation import build
 from support.command_line import run_command as sottovoce
 
@@ -506,20 +508,39 @@ def test_clients_are_those_of_the_column(table: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["validation", "test"])
-@pytest.mark.parametrize("spelling", ["people.csv", "./people.csv", "../{}/people.csv", "{}"])
+@pytest.mark.parametrize(
+    "spelling", ["people.csv", "./people.csv", "../{}/people.csv", "{}", "link.csv"]
+)
 def test_no_promise_is_made_where_the_server_holds_the_table_itself(
     table: Path, monkeypatch: pytest.MonkeyPatch, key: str, spelling: str
 ) -> None:
     """Its rows would count as those of others, and unit = client would be said to cover them."""
     monkeypatch.chdir(table.parent)
+    (table.parent / "link.csv").symlink_to(table)
     file = str(table) if spelling == "{}" else spelling.format(table.parent.name)
     other = {"validation": "other.csv", "test": "other.csv"}
-    with pytest.raises(PlanError, match=rf"data\.{key} must be another file than data\.path"):
-        Plan(
-            noise="secure",
-            data=GOOD | other | {"client": "town", key: file},
-            local={"unit": "client"},
-        )
+    plan = Plan(
+        noise="secure",
+        data=GOOD | other | {"client": "town", key: file},
+        local={"unit": "client"},
+    )
+    starts = (
+        check_plan,
+        lambda plan: simulate(plan, seed=None),
+        lambda plan: deal(plan, table.parent / "run"),
+    )
+    for begin in starts:
+        with pytest.raises(PlanError, match=rf"data\.{key} must be another file than data\.path"):
+            begin(plan)
+    assert not (table.parent / "run").exists()
+
+
+def test_a_run_that_was_begun_on_its_own_table_says_what_the_server_holds(table: Path) -> None:
+    """An earlier version began such runs; they may end, and their guarantee is not the old one."""
+    for unit, code in (("record", "evaluation-of-clients"), ("client", "evaluation-in-unit")):
+        plan = plan_of(table, clients=4, validation=40, test=table).replace(f"local.unit={unit}")
+        codes = build(plan, seed=1).guarantee().not_covered
+        assert code in codes
 
 
 def test_other_splits_and_a_test_file(table: Path) -> None:

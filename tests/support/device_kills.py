@@ -77,7 +77,7 @@ def refund_on_timeout() -> ModuleType:
     module = mutated(
         "sottovoce.client.device",
         RESERVE,
-        "reserved = TAKEN_BACK(vault, before) if before else vault.reserve(\n",
+        "reserved = TAKEN_BACK(vault, entry) if entry else vault.reserve(\n",
         (STORE, LATER.format("reserved")),
     )
 

@@ -53,6 +53,7 @@ def train(
         plan = Plan(**record["plan"])
     else:
         plan = Plan.load(path, settings)
+        plan.data.require_other_rows()
         if plan.needs_python:
             raise InputError(
                 "data.name = arrays, model.name = custom and parts are given from Python; use "

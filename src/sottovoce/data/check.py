@@ -140,6 +140,7 @@ def _shorten(items: list[str]) -> str:
 def check_plan(plan: Plan) -> Report:
     """Check the table or the arrays that a plan names."""
     data = plan.data
+    data.require_other_rows()
     if data.path is None:
         remedy = f"name a plan with one; {data.name} needs no check"
         raise InputError.of("data.path", None, "your own table or arrays", remedy)

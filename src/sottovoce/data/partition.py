@@ -138,7 +138,8 @@ def _take_fraction(
 ) -> NDArray[np.int64]:
     """Take a fraction of each client's rows, rounded so that the sum is right to within one.
 
-    Where a client has no row to spare, another one gives the row whose fraction was rounded down.
+    If no client that should give a row has one to spare, others give the rows whose fractions were
+    rounded down.
     """
     ends = np.floor(np.cumsum(sizes) * fraction + rng.random()).astype(np.int64)
     wanted = np.diff(ends, prepend=0)
@@ -146,10 +147,10 @@ def _take_fraction(
     free = np.cumsum(spare)  # the number of spare rows up to each row
     nth = free - np.repeat(free[first] - spare[first], sizes)  # the same within its client
     taken = spare & (nth <= np.repeat(wanted, sizes))
-    if (lacking := int(ends[-1] - taken.sum())) > 0:
+    if not taken.any():
         most = np.repeat(np.ceil(sizes * fraction), sizes)
-        others = np.flatnonzero(spare & ~taken & (nth <= most))
-        taken[rng.permutation(others)[:lacking]] = True
+        others = np.flatnonzero(spare & (nth <= most))
+        taken[rng.permutation(others)[: ends[-1]]] = True
     return np.flatnonzero(taken)
 
 

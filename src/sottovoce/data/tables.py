@@ -354,7 +354,7 @@ def _find_separator(head: bytes) -> str:
 
     >>> [_find_separator(head) for head in (b"a,b;c\\n1,2", b"a;b\\n1,5;2", b"a\\n1;2")]
     [',', ';', ',']
-    >>> _find_separator(b'"weight, kg";age\n70;31')
+    >>> _find_separator(b'"weight, kg";age\\n70;31')
     ';'
     """
     line = re.sub(rb'"[^"]*"', b"", head.splitlines()[0])

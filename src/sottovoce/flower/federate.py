@@ -95,6 +95,7 @@ def deal(
     Which client gets which rows is drawn anew each time; the written plan has absolute paths. A
     file that was dealt to vaults before is dealt again only with `second_ledger`.
     """
+    plan.data.require_other_rows()
     if (path := plan.data.path) is None:
         return _deal_to_nodes(plan, out, options, "", [])
     file_hash = fingerprint_file(path)[0]

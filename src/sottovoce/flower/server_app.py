@@ -12,6 +12,7 @@ of JSON a round. All of them are checked before anyone is greeted. One process l
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from sottovoce.data.files import hold_folder
-from sottovoce.errors import InputError, SottovoceError
+from sottovoce.errors import InputError, RunError, SottovoceError
 from sottovoce.flower.transport import NodeDirectory
 
 if TYPE_CHECKING:
@@ -123,8 +124,16 @@ def lead_run(directory: NodeDirectory, config: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def lock_run(out: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Be the only process that leads the run of this folder; a file in it has the pid."""
-    with hold_folder(out, seconds):
-        (out / LOCK).write_text(str(os.getpid()), "ascii")
+    with hold_folder(out, seconds), (out / LOCK).open("a+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # NFS locks files, but no folders
+        except BlockingIOError:
+            raise RunError(
+                f"{out} is led by another process; wait for its end or stop it"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield
 
 

@@ -341,6 +341,28 @@ class Data(Section):
         return self.client is not None and not files
 
     @property
+    def keys_of_table(self) -> list[str]:
+        """The keys of evaluation rows that name the table itself, all of whose rows are held."""
+        if self.path is None:
+            return []
+        pairs = (("validation", self.validation), ("test", self.test))
+        table = os.path.realpath(self.path)
+        return [k for k, v in pairs if isinstance(v, str) and os.path.realpath(v) == table]
+
+    def require_other_rows(self) -> None:
+        """Refuse to begin a run whose server would hold the table itself.
+
+        A run that an earlier version began so may end: its guarantee says what is held.
+        """
+        for key in self.keys_of_table:
+            remedy = (
+                "the server would hold all rows that clients train on; name other rows, or a "
+                "fraction of these"
+            )
+            bound = "another file than data.path"
+            raise PlanError.of(f"data.{key}", getattr(self, key), bound, remedy)
+
+    @property
     def pictures(self) -> bool:
         """Whether a row may be a picture, which the cnn needs."""
         return self.is_array_file if self.name is None else DATASETS[self.name].pictures
@@ -382,12 +404,6 @@ class Data(Section):
                 fitting, bound = (".npz",), "an .npz file beside arrays"
             if isinstance(file, str) and not file.lower().endswith(fitting):
                 raise PlanError.of(f"data.{key}", file, bound, "save the table as one of these")
-            if key != "path" and isinstance(file, str) and _locate(file) == _locate(self.path):
-                remedy = (
-                    "the server would hold all rows that clients train on; name other rows, or a "
-                    "fraction of these"
-                )
-                raise PlanError.of(f"data.{key}", file, "another file than data.path", remedy)
         if self.test == 0:
             raise PlanError.of("data.test", 0, "≥ 1, a part or a file", "a table has no test set")
         if self.validation == 0:
@@ -498,10 +514,6 @@ class Data(Section):
                 f"{list(listed) if len(listed) > 1 else listed[0]!r:.60}; these are {total}: lower "
                 "it, data.clients, data.validation or data.test"
             )
-
-
-def _locate(file: str | None) -> str:
-    return os.path.normpath(Path(file or "").absolute())
 
 
 def _complete_dataset(values: dict[str, Any]) -> dict[str, Any]:

@@ -327,7 +327,7 @@ def conduct(
         header.update({"plan": run.federation.plan.to_dict()} | roll.to_json())
         if not run.state.exhausted:
             record.append_round(out, run.state)
-            done = describe_last_round(run.state, federation)
+            done = describe_last_round(run.state, run.federation)
             if on_round is not None and done is not None:
                 on_round(done)
 

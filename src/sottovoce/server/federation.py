@@ -206,7 +206,8 @@ class Federation:
     @property
     def evaluates_on_clients(self) -> bool:
         """Whether the server validates or tests on rows of clients."""
-        return self.plan.data.evaluates_on_clients or self.held.tests_clients
+        data = self.plan.data
+        return data.evaluates_on_clients or bool(data.keys_of_table) or self.held.tests_clients
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -334,7 +335,9 @@ class Federation:
             "loose-delta": np.any(self.delta * units >= 1),
         }
         codes = (code for code, holds in conditions.items() if holds)
-        return tuple(dict.fromkeys([*budget.list_always_not_covered(unit), *also, *codes]))
+        always = budget.list_always_not_covered(unit)
+        also = tuple(c for c in also if c in always or c not in budget.ALWAYS_NOT_COVERED)
+        return tuple(dict.fromkeys([*always, *also, *codes]))
 
     def advise(self) -> list[str]:
         """Return advice on the promise and its noise, from public numbers alone.

@@ -101,6 +101,7 @@ class Callbacks:
 
 def adapt_plan(plan: Plan, given: Given | None, model: Any, parts: Parts = NO_PARTS) -> Plan:
     """Return the plan changed to fit what is given from Python: arrays, a model, other parts."""
+    plan.data.require_other_rows()
     changes: dict[str, object] = {}
     if plan.parts is None and (names := parts.list_names()):
         changes["parts"] = names
