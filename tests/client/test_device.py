@@ -801,6 +801,31 @@ def test_a_server_takes_its_share_of_the_budget(ram):
     assert kind(device.answer_request(ask(server="another").to_blob(), node)) == "upload"
 
 
+def test_a_run_goes_on_under_the_terms_of_its_greeting_or_not_at_all(ram):
+    """A floor that was raised after the greeting may bind only later: that round is not paid."""
+    node = make_node(ram, floor=0.1)
+
+    def newest(blob):
+        return Receipt.from_json(told(blob)["receipt"])
+
+    def play(t, scale, receipt, run="000000a1"):
+        request = ask(t=t, run=run, scale=scale, spread=8, receipt=receipt)
+        return device.answer_request(request.to_blob(), node)
+
+    greeted = newest(device.make_greeting(node))
+    path = node.vault.with_suffix(".toml")
+    path.write_text(path.read_text().replace("floor = 0.1", "floor = 1.5"))
+    node = Node.load(path)
+    first = play(0, 1.0, greeted)  # the horizon asks for more noise than either floor
+    second = play(1, 1.0, newest(first))
+    booked = books_hold(node).booked
+    for receipt in (greeted, newest(first), newest(second)):
+        assert kind(play(2, 0.5, receipt)) == "policy"
+    assert books_hold(node).booked == booked
+    greeted = newest(device.make_greeting(node))
+    assert kind(play(0, 0.5, greeted, run="000000a2")) == "upload"
+
+
 def test_a_ledger_keeps_to_its_quota(ram):
     node = make_node(ram, max_bytes=2**21)
     said = [kind(device.answer_request(ask(t=t, form=MIDDLE, params=MIDDLE_MODEL).to_blob(), node))

@@ -20,6 +20,7 @@ from scipy.stats import trim_mean
 from sottovoce import Plan, reports, simulate
 from sottovoce.client import device, ledger, messages
 from sottovoce.client.messages import Request, make_refusal
+from sottovoce.client.node import Node
 from sottovoce.client.vault import Vault
 from sottovoce.data.federated import Samples
 from sottovoce.errors import InputError, RunError
@@ -30,7 +31,7 @@ from sottovoce.reports.progress import summarize_run
 from sottovoce.runs import checkpoint
 from sottovoce.server import coordinator
 from sottovoce.server.coordinator import Patience, conduct
-from support.devices import ask, books_hold, kind, make_node
+from support.devices import ask, books_hold, digest, kind, make_node
 from support.federations import SCHEMA, go, replayed, same, settled
 from support.in_process import FEATURES, HIDDEN, Direct, clients, draw, plan, public
 
@@ -189,6 +190,65 @@ def test_clients_that_give_a_run_a_part_of_their_budget_are_not_taken_for_hostil
     assert not any(entry.get("refused") for entry in done.record["rounds"])
     for node in nodes.values():
         assert 0.99 * share < books_hold(node).spent / FULL <= share
+
+
+def tighten(path, old, new):
+    """A node whose file has another term from now on."""
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
+    return Node.load(path)
+
+
+TIGHTER = {
+    "floor": ("[policy]", "[policy]\nfloor = 6.0"),
+    "run_share": ("run_share = 0.5", "run_share = 0.13"),
+    "server_share": ("[policy.limits]", "[policy.limits]\nserver_share = 0.13"),
+    "budget": ("epsilon = 8.0", "epsilon = 6.0"),
+}
+
+
+def require_nothing_burnt(transport, *runs):
+    """Every debit of every client has an upload that its server has accepted."""
+    kept = {digest(path.read_bytes()) for out in runs for path in (out / "uploads").iterdir()}
+    for node in transport.nodes.values():
+        with Vault.open(node.vault, dataset=None) as vault:
+            lines = list(vault.lines())
+        stored = [line.facts["sha256"] for line in lines if line.kind == "store"]
+        assert set(stored) <= kept
+        assert len(stored) == sum(line.kind == "reserve" for line in lines)
+
+
+@pytest.mark.parametrize("when", ["before its first turn", "after its first turn"])
+@pytest.mark.parametrize("key", TIGHTER)
+def test_terms_that_are_tightened_in_mid_run_burn_no_budget(key, when, tmp_path):
+    """What a server would reject, because it does not know why there is more noise, is not paid."""
+    transport, out = Direct(clients(tmp_path, 3, run_share=0.5)), tmp_path / "run"
+    greet = transport.greet
+
+    def tighten_now(now):
+        if now == when:
+            transport.nodes["route-2"] = tighten(tmp_path / "client-2.toml", *TIGHTER[key])
+
+    def greet_and_tighten(seconds):
+        if told := greet(seconds):
+            tighten_now("before its first turn")
+        return told
+
+    transport.greet = greet_and_tighten  # type: ignore[method-assign]
+
+    def after(done):
+        if done.t == 0:
+            tighten_now("after its first turn")
+
+    done = go(transport, out, server="one", on_round=after)
+    require_nothing_burnt(transport, out)
+    declined = [entry.get("refused", {}) for entry in done.record["rounds"]]
+    assert all(why in ({}, {"policy": 1}) for why in declined)
+    assert key != "budget" or not any(declined)  # the server knows what it needs
+    again = go(Direct(transport.nodes), tmp_path / "again", server="another")
+    assert [entry["uploads"] for entry in again.record["rounds"]] == [3] * 4
+    require_nothing_burnt(transport, out, tmp_path / "again")
 
 
 def test_clients_with_budgets_of_their_own_are_told_apart(tmp_path):

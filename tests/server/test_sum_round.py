@@ -90,6 +90,32 @@ def test_a_federation_whose_server_learns_only_sums(tmp_path):
     assert [t for t, _ in json.loads(secrets.read_text()).values()] == [1]  # of the newest round
 
 
+@pytest.mark.parametrize(
+    "term",
+    [
+        ("[policy]", "[policy]\nfloor = 6.0"),
+        ("run_share = 1.0", "run_share = 0.4"),
+        ("[policy.limits]", "[policy.limits]\nserver_share = 0.4"),
+    ],
+)
+def test_terms_that_are_tightened_in_mid_run_cost_no_sum(tmp_path, term):
+    """A sum counts with whatever noise is in it: every debit after it is of a sum that counts."""
+    transport = Direct(sum_nodes(tmp_path, 5))
+
+    def tighten(done):
+        if done.t == 0:
+            path = tmp_path / "client-2.toml"
+            text = path.read_text()
+            assert term[0] in text
+            path.write_text(text.replace(*term))
+            transport.nodes["route-2"] = Node.load(path)
+
+    own = short(**{"rounds.rounds": 4})
+    done = go(transport, tmp_path / "run", own=own, patience=PATIENCE, on_round=tighten)
+    assert [entry["uploads"] for entry in done.record["rounds"]] == [5] * 4
+    vaults_hold(transport)
+
+
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
 def test_secrets_are_not_written_where_another_user_can_read_them(tmp_path, link):
     """In a shared folder somebody may wait with a file of their own under the draft's name."""

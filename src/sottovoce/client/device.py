@@ -263,6 +263,11 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
             raise RequestDeclined(f"the client's ledger may have {policy.max_bytes} bytes at most")
         change = grid.grid_sensitivity(request.recipe.unit, policy.samples)
         paid = _price_turn(request, policy, vault, change)
+        greeted = dict[str, int]()
+        if request.sum is None and request.receipt is not None:  # a sum takes any noise
+            greeted["greeted"], terms = vault.find_greeted(request.run, request.receipt)
+            if terms != policy:
+                _require_expected(paid, _price_turn(request, terms, vault, change))
         if not is_key_step:
             _require_memory(request, rows)
 
@@ -289,6 +294,7 @@ def _answer_in_order(request: Request, node: Node, rows: Rows, debits: list[Rese
                     "noise": noise,
                     "loss_bound": request.loss_bound,
                     "loss_noise": paid.loss_noise,
+                    **greeted,
                 },
                 acknowledged=request.receipt,
                 room=_bound_upload_bytes(request),
@@ -369,7 +375,8 @@ def _price_turn(request: Request, policy: Policy, vault: Vault, change: int) -> 
         calibration=policy.calibration,
         releases=request.recipe.releases,
     )
-    tank, has_loss = vault.tank(request.run, request.server), request.loss_bound is not None
+    tank = vault.tank(request.run, request.server, policy)
+    has_loss = request.loss_bound is not None
     try:
         return release.price(
             tank, request.round, terms, change=change, floor=policy.floor, loss=has_loss
@@ -379,6 +386,19 @@ def _price_turn(request: Request, policy: Policy, vault: Vault, change: int) -> 
             "this round needs more noise than the grid holds; announce fewer rounds, or protect "
             "records where all of a large data set is protected"
         ) from None
+
+
+def _require_expected(paid: Price, before: Price) -> None:
+    """Refuse a turn with more noise than the terms need that the server was greeted with.
+
+    The server would reject its upload, which had been paid for. Its check has room for 1e-4 more,
+    which a default floor needs: it is rounded up, and the last turn has the rest of the others.
+    """
+    if any(now > then * (1 + 1e-4) for now, then in zip(paid.noise, before.noise, strict=True)):
+        raise RequestDeclined(
+            "the client's terms were tightened in mid-run, and its noise would be more than its "
+            "greeting allows; it takes part in the next run"
+        )
 
 
 def _require_fit(request: Request, shapes: Shapes, rows: Rows) -> None:

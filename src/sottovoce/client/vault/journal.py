@@ -457,6 +457,15 @@ class Journal:
             self.refuse_damaged(f"line {seq} is not the one that was booked")
         return line
 
+    def find_terms(self, seq: int) -> Line | None:
+        """Return the line with the terms that stood at a line; None if nothing was tightened since.
+
+        Lines have no index of kinds: the whole ledger is searched only in the other case.
+        """
+        since = "EXISTS (SELECT 1 FROM entries WHERE seq > ?1 AND kind = 'tighten')"
+        kinds = "kind IN ('create', 'tighten', 'rebind')"
+        return self._line(f"WHERE {since} AND seq <= ?1 AND {kinds} ORDER BY seq DESC LIMIT 1", seq)
+
     def has_gap(self, seq: int) -> bool:
         """Return whether a missing line was lost and paid for: a restore follows on the gap."""
         below = self._line("WHERE seq < ? ORDER BY seq DESC LIMIT 1", seq)

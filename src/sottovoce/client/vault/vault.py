@@ -341,33 +341,46 @@ class Vault:
         """The most that one turn may book, all its releases together: 1/floor² in μ²."""
         return min(FULL, most_units(self.policy.floor, self._books.capacity))
 
-    def count_left(self, run: str, server: str) -> int:
+    def find_greeted(self, run: str, receipt: Receipt) -> tuple[int, Policy]:
+        """Return the line that a run's server was greeted at, and the terms that stood there.
+
+        The receipt is the greeting's own, or that of a turn of the run, which notes the line.
+        """
+        with self._chest.use() as journal:
+            line, seq = journal.line(receipt.seq), receipt.seq
+            if line is not None and line.kind == "reserve" and line.facts["run"] == run:
+                seq = line.facts["facts"].get("greeted", seq)
+            terms = journal.find_terms(seq)
+        return seq, self.policy if terms is None else Policy.from_json(terms.facts["policy"])
+
+    def count_left(self, run: str, server: str, policy: Policy | None = None) -> int:
         """Return the parts that this run of this server may still book, by budget and shares."""
-        books = self._books
+        books, policy = self._books, policy or self.policy
         return min(
             self.limit - books.spent,
-            self._count_share(self.policy.run_share) - books.spent_by_run(run),
-            self._count_share(self.policy.server_share) - books.spent_by_server(server),
+            self._count_share(policy.run_share) - books.spent_by_run(run),
+            self._count_share(policy.server_share) - books.spent_by_server(server),
         )
 
     def _count_share(self, share: float) -> int:
         """Return a share of the promised budget, which does not change any more."""
         return int(Fraction(share) * self.promised.count_parts(self._books.capacity))
 
-    def tank(self, run: str, server: str = "") -> Tank:
+    def tank(self, run: str, server: str = "", policy: Policy | None = None) -> Tank:
         """Return the tank as this run of this server sees it; `debits` are those of the run.
 
         What a tightened budget withholds, and what is beyond the run's share, counts as spent
         before the run began: a run is planned within its share, with more noise, and does not stop
-        halfway.
+        halfway. With a `policy` it is the tank as that one's shares would leave it.
         """
+        policy = policy or self.policy
         with self._chest.use():
             books, earlier = self._books, self._books.run(run)
             opened = books.spent if earlier is None else earlier.opened
-            began = min(self.limit - opened, self._count_share(self.policy.run_share))
+            began = min(self.limit - opened, self._count_share(policy.run_share))
             return Tank(
                 capacity=np.array(books.capacity, dtype=np.float64),
-                spent=np.array(FULL - max(0, self.count_left(run, server)), dtype=np.int64),
+                spent=np.array(FULL - max(0, self.count_left(run, server, policy)), dtype=np.int64),
                 opened=np.array(FULL - max(0, began), dtype=np.int64),
                 debits=np.array(0 if earlier is None else earlier.debits, dtype=np.int64),
             )
