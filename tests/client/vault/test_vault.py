@@ -1056,6 +1056,37 @@ def test_a_backup_is_restored_with_what_a_receipt_proves_burnt(place, tmp_path, 
         assert vault.spent == known.spent + 3
 
 
+def test_a_backup_is_not_overwritten_by_the_journal_of_the_vault_before_it(place, tmp_path):
+    """A crash in a large write left it beside the vault; the backup is put in the vault's place."""
+    known, saved, stale = used(place), tmp_path / "saved.vault", tmp_path / "stale"
+    backup(place, saved)
+    state = saved.read_bytes()
+    undo = place.with_name(place.name + "-journal")
+
+    def keep(step):
+        if step == "store: inserted":  # more than SQLite holds in memory: old pages are synced
+            shutil.copy(undo, stale)
+
+    with Vault.open(place, dataset=DATASET) as vault, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sottovoce.client.vault.chain.pass_step", keep)
+        vault.store(book(vault, 0, run="run-z"), bytes(2**23))
+    assert int.from_bytes(stale.read_bytes()[8:12]) > 0  # pages that SQLite would roll back
+    put_back(place, state)
+    shutil.copy(stale, undo)
+    for use in (
+        lambda: restore(place),
+        lambda: Vault.open(place, dataset=DATASET),
+        lambda: Vault.open(place, dataset=None),
+    ):
+        with pytest.raises(VaultRefusal, match=r"is a backup, and .*move ward.vault-journal into"):
+            use()
+        assert place.read_bytes() == state
+    undo.unlink()
+    restore(place)
+    with Vault.open(place, dataset=DATASET) as vault:
+        assert vault.spent == known.spent + SHARE
+
+
 def test_what_has_parted_can_only_be_burnt(place, tmp_path, elsewhere):
     _, backup, receipt = backup_and_go_on(place, tmp_path)
     elsewhere()

@@ -29,10 +29,11 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -605,10 +606,10 @@ def _require_form(path: Path) -> None:
     """Refuse a file that says it is no vault, before SQLite gives it the form of one.
 
     Opened as immutable nothing is locked or written. The file may be in the middle of a write, so
-    what seems damaged is left to SQLite, and so is all where a crash has left a journal.
+    what seems damaged is left to SQLite, and so is all where a crash has left a journal of its own.
     """
-    if path.with_name(path.name + "-journal").exists():
-        return
+    if (undo := path.with_name(path.name + "-journal")).exists():
+        return _require_own_undo(path, undo)
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as file:
             ((application,),) = file.execute("PRAGMA application_id").fetchall()
@@ -619,6 +620,23 @@ def _require_form(path: Path) -> None:
     except _FAULTS as error:
         if not getattr(error, "sqlite_errorname", "").startswith("SQLITE_CORRUPT"):
             _refuse(path, error)
+
+
+def _require_own_undo(path: Path, undo: Path) -> None:
+    """Refuse a backup beside SQLite's journal of a vault: opening would write old pages into it.
+
+    A restore that was cut short leaves a journal, too, whose first page is still the backup's.
+    """
+    with suppress(OSError), path.open("rb") as file, undo.open("rb") as journal:
+        if file.read(72)[68:] != BACKUP.to_bytes(4) or not undo.stat().st_size:
+            return
+        with mmap.mmap(journal.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+            first = pages.find(b"\0\0\0\1SQLite format 3\0")  # page 1 after its number
+            if first >= 0 and pages[first + 72 : first + 76] == APPLICATION.to_bytes(4):
+                raise VaultRefusal(
+                    f"{path} is a backup, and a journal beside it is of the vault that was there "
+                    f"before, and would be written into it; move {undo.name} into another folder"
+                )
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
