@@ -261,6 +261,20 @@ def test_clients_with_budgets_of_their_own_are_told_apart(tmp_path):
     settled(done, Direct(nodes))
 
 
+def test_no_budget_is_shown_of_clients_that_hid_theirs_in_mid_run(tmp_path):
+    transport, left = Direct(clients(tmp_path, 3)), []
+
+    def hide(done):
+        left.append(done.fuel)
+        for i in range(3) if done.t == 0 else ():
+            path = tmp_path / f"client-{i}.toml"
+            transport.nodes[f"route-{i}"] = tighten(path, "[policy]", "[policy]\ndisclose = false")
+
+    done = go(transport, tmp_path / "run", on_round=hide)
+    assert [c["epsilon"] for c in done.record["clients"]] == [None] * 3
+    assert np.isnan(left).tolist() == [False, True, True, True]
+
+
 @pytest.mark.parametrize("told", [0, 1])
 def test_what_clients_keep_to_themselves_is_in_no_record(told, tmp_path):
     nodes = clients(tmp_path, 3 - told, disclose=False)

@@ -444,6 +444,15 @@ def test_messages_are_promised_and_their_time_is_not():
         assert "whose records lie with several clients" in text
 
 
+def test_a_run_of_an_earlier_version_has_one_code_about_persons():
+    """Its checkpoint may name the one that is false where all rows of a client are protected."""
+    for unit in ("record", "client"):
+        federation = build(Plan(local={"unit": unit}), seed=1)
+        codes = federation.not_covered("same-person-twice", "insecure-transport")
+        assert ("same-person-twice" in codes) == (unit != "client")
+        assert "insecure-transport" in codes
+
+
 def test_no_sentence_on_sums_leaves_out_what_it_depends_on():
     """ε holds while the others follow the protocol; with one ε alone no factor e^ε is promised."""
     for one_client in (False, True):
