@@ -450,25 +450,27 @@ def _bound_upload_bytes(request: Request) -> int:
 def _require_memory(request: Request, rows: Rows) -> None:
     """Raise MemoryError where a release would find too little memory, before it is paid for.
 
-    It holds the rows as float64, two blocks of gradients, and the parameters a few times over:
+    It holds the rows as float64, blocks of gradients, and the parameters a few times over:
     as they are, summed, noised, moved and written; a cnn also what XLA takes, which is seen on rows
     of zeros. Every page is touched: a kernel that promises more than it has ends this process now,
     and not after the debit. Nothing of the rows is looked at.
     """
     count = sum(leaf.size for leaf in request.params.values())
-    width, block = max(rows.features, request.form.features), None
+    width = max(rows.features, request.form.features)
     width = (width + 2) * rows.rows_per_person if rows.rows_per_person else width
-    if request.form.needs_jax:
-        params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
-        zeros = np.zeros((len(rows.y), width)), np.zeros(len(rows.y), rows.y.dtype)
-        block = next(base.gradient_blocks(request.form, params, *zeros))
     largest = min(base.BLOCK_NUMBERS, max(64, len(rows.y)) * count)  # sums go by 64 rows
-    numbers = 2 * len(rows.y) * width + 3 * largest + 10 * count
+    blocks = 4 if request.form.needs_jax else 3  # XLA may free a block only after the next one
+    numbers = 2 * len(rows.y) * width + blocks * largest + 10 * count
     if rows.rows_per_person:  # a block has all rows of a person at least
         factors = sum(sum(leaf.shape) for leaf in request.params.values())
         numbers += 4 * rows.rows_per_person * (count if request.form.name == OWN else factors)
-    np.empty(numbers)[:: mmap.PAGESIZE // 8] = 0
-    del block
+    held = np.empty(numbers)
+    held[:: mmap.PAGESIZE // 8] = 0
+    if request.form.needs_jax:  # while the rest is held, as it is while a release computes
+        params = {name: leaf.astype(np.float64) for name, leaf in request.params.items()}
+        zeros = np.zeros((len(rows.y), width)), np.zeros(len(rows.y), rows.y.dtype)
+        next(base.gradient_blocks(request.form, params, *zeros))
+    del held
 
 
 def _require_allowed(request: Request, policy: Policy) -> None:
